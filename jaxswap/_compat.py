@@ -1,0 +1,279 @@
+"""Private JAX: the only file that touches `jax._src`, `jaxlib` internals or a JAX version.
+
+Each use says which JAX versions it is known for. Everything else in jaxswap imports from
+here, so that a new JAX release is one file's work.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import itertools
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# ---- tracing and jaxprs ----------------------------------------------------------------
+# Known for jax 0.10.2. JAX is imported inside the functions, as below.
+
+_shim_lock = threading.Lock()
+_shim_users = 0
+_active = threading.local()
+
+
+@functools.cache
+def jaxpr_api() -> Any:
+    """The parts of JAX's intermediate language that jaxswap reads and builds programs with."""
+    from jax._src import ad_checkpoint, core, dispatch, pjit, source_info_util
+    from jax._src.interpreters import partial_eval
+    from jax._src.lax import convolution, lax
+    from jax._src.lax.control_flow import conditionals, loops
+    from jax.extend.core import primitives
+
+    return types.SimpleNamespace(
+        ClosedJaxpr=core.ClosedJaxpr,
+        DebugInfo=core.DebugInfo,
+        DropVar=core.DropVar,
+        Jaxpr=core.Jaxpr,
+        JaxprEqn=core.JaxprEqn,
+        Literal=core.Literal,
+        ShapedArray=core.ShapedArray,
+        Var=core.Var,
+        call_primitives=(pjit.jit_p, core.call_p, core.closed_call_p),
+        check_jaxpr=core.check_jaxpr,
+        cond_p=conditionals.cond_p,
+        conv_p=convolution.conv_general_dilated_p,
+        dce_jaxpr=partial_eval.dce_jaxpr,
+        device_put_p=dispatch.device_put_p,
+        dot_p=lax.dot_general_p,
+        eval_jaxpr=core.eval_jaxpr,
+        jit_p=pjit.jit_p,
+        jaxpr_effects=partial_eval.make_jaxpr_effects,
+        name_p=ad_checkpoint.name_p,
+        new_eqn=core.new_jaxpr_eqn,
+        optimization_barrier_p=lax.optimization_barrier_p,
+        primitives=primitives,
+        ragged_dot_p=lax.ragged_dot_general_p,
+        remat_p=ad_checkpoint.remat_p,
+        scan_p=loops.scan_p,
+        subjaxprs=core.jaxprs_in_params,
+        summarise_source=source_info_util.summarize,
+        unmapped_aval=core.unmapped_aval,
+        user_frame=source_info_util.user_frame,
+        valid_jaxtype=core.valid_jaxtype,
+        while_p=loops.while_p,
+    )
+
+
+@functools.cache
+def _session_state() -> Any:
+    """A thread-local setting that is part of the key of every trace JAX caches.
+
+    JAX caches traces by function identity: without this, a `jit` inside the step that was
+    traced before would be replayed from the cache, with nothing intercepted in it.
+    """
+    from jax._src import config
+
+    return config.State(
+        "jaxswap_session",
+        0,
+        "the jaxswap trace under way on this thread, 0 for none",
+        include_in_trace_context=True,
+    )
+
+
+_session_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def intercept_differentiation(instrument: Callable[[Callable, tuple, bool], Callable]):
+    """Hands every reverse-mode differentiation of this thread to `instrument` first.
+
+    `jax.grad`, `value_and_grad` and `vjp`, and what Flax and Equinox build on them, all call
+    `ad.linearize(…, is_vjp=True)`; `jax.linearize` and `jvp` call it without the flag, or not
+    at all, and are left alone. The shim is installed while any thread needs it, and asks the
+    thread it runs on, so that a second thread sees nothing of it.
+
+    Args:
+        instrument: takes the function, its primals and `has_aux`, and returns the function
+            to differentiate in its stead.
+    """
+    global _shim_users
+    from jax._src.interpreters import ad
+
+    with _shim_lock:
+        if _shim_users == 0:
+            ad.linearize = _shim(ad.linearize)
+        _shim_users += 1
+    previous = getattr(_active, "instrument", None)
+    _active.instrument = instrument
+    try:
+        with _session_state()(next(_session_numbers)):
+            yield
+    finally:
+        _active.instrument = previous
+        with _shim_lock:
+            _shim_users -= 1
+            if _shim_users == 0:
+                ad.linearize = ad.linearize.__wrapped__
+
+
+def _shim(linearize: Callable) -> Callable:
+    @functools.wraps(linearize)
+    def shim(traceable, primals_ft, has_aux=False, is_vjp=False):
+        instrument = getattr(_active, "instrument", None)
+        if is_vjp and instrument is not None:
+            traceable = instrument(traceable, primals_ft.unflatten(), has_aux)
+        return linearize(traceable, primals_ft, has_aux=has_aux, is_vjp=is_vjp)
+
+    return shim
+
+
+@contextlib.contextmanager
+def pause_interception():
+    """Differentiations inside belong to the one outside: they are left as they are."""
+    previous = getattr(_active, "instrument", None)
+    _active.instrument = None
+    try:
+        yield
+    finally:
+        _active.instrument = previous
+
+
+def is_interception_installed() -> bool:
+    """Whether JAX's own function is replaced at this moment, by any thread."""
+    from jax._src.interpreters import ad
+
+    return hasattr(ad.linearize, "__wrapped__")
+
+
+def strip_scopes(source_info: Any, prefix: str) -> Any:
+    """The source information of an equation without the name scopes that start so."""
+    stack = source_info.name_stack
+    kept = tuple(e for e in stack.stack if not getattr(e, "name", "").startswith(prefix))
+    if len(kept) == len(stack.stack):
+        return source_info
+    return source_info.replace(name_stack=type(stack)(kept))
+
+
+def new_copy_eqn(source: Any, *, to_host: bool) -> Any:
+    """An equation that copies `source` to host memory, or back to the device."""
+    from jax._src import core, dispatch
+
+    space = core.MemorySpace.Host if to_host else core.MemorySpace.Device
+    params = dict(
+        devices=(space,),
+        srcs=(None,),
+        copy_semantics=(dispatch.ArrayCopySemantics.ALWAYS_COPY,),
+    )
+    target = core.Var(source.aval.update(memory_space=space))
+    return core.new_jaxpr_eqn([source], [target], dispatch.device_put_p, params, set())
+
+
+def is_on_host(aval: Any) -> bool:
+    """Whether an abstract value lives in host memory."""
+    from jax._src import core
+
+    return getattr(aval, "memory_space", None) == core.MemorySpace.Host
+
+
+def called_jaxpr(eqn: Any) -> Any | None:
+    """The `ClosedJaxpr` of a call that says nothing about where its arrays are, else None."""
+    api = jaxpr_api()
+    if eqn.primitive is api.jit_p:
+        params = eqn.params
+        shardings = (*params["in_shardings"], *params["out_shardings"])
+        layouts = (*params["in_layouts"], *params["out_layouts"])
+        is_plain = all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
+        return params["jaxpr"] if is_plain and not any(layouts) else None
+    if eqn.primitive in api.call_primitives:
+        inner = eqn.params["call_jaxpr"]
+        return inner if isinstance(inner, api.ClosedJaxpr) else api.ClosedJaxpr(inner, ())
+    return None
+
+
+def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
+    """Effects on references name the variable they act on: follows it to its new name."""
+    if not effects:
+        return effects
+    return {e.replace(rename(e.input)) if hasattr(e, "input") else e for e in effects}
+
+
+# ---- compiler --------------------------------------------------------------------------
+# Known for jax 0.10.2. JAX is imported inside the functions: the compiler's child process
+# must set its environment before JAX starts.
+
+
+def has_gpu_compiler_plugin() -> bool:
+    """Whether a CUDA plugin, which carries XLA's GPU compiler, is installed."""
+    names = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+    has_plugins = importlib.util.find_spec("jax_plugins") is not None
+    return has_plugins and any(importlib.util.find_spec(name) is not None for name in names)
+
+
+def can_compile_for_gpu_here() -> bool:
+    """Whether the JAX of this process can compile for a GPU it does not have.
+
+    The plugin registers its compiler where it can start: with `JAX_PLATFORMS=cpu`, or on a
+    machine with CUDA's libraries. In any other process a child has to do it.
+    """
+    from jax._src import xla_bridge
+
+    xla_bridge.backends()  # discovers the plugins, once
+    return "cuda" in xla_bridge._topology_factories
+
+
+def lower_for_gpu(jitted: Callable, args: tuple, kwargs: dict) -> bytes:
+    """Lowers a jitted function for CUDA, with or without a GPU, to StableHLO bytecode."""
+    lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+    buffer = io.BytesIO()
+    lowered.compiler_ir().operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def compile_stablehlo(code: bytes, target_config: str, options: Mapping[str, Any]) -> Any:
+    """Compiles StableHLO bytecode for the GPUs that `target_config` describes.
+
+    Returns:
+        A jaxlib `Executable` that cannot run, but has its module and memory statistics.
+    """
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+    from jax.experimental import topologies
+    from jaxlib import _jax
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(code)
+        count = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=target_config, topology=f"1x{count}x1"
+        )
+        client = topology.devices[0].client
+        compile_options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=count,
+            device_assignment=np.arange(count)[None, :],
+            env_options_overrides=dict(options),
+        )
+        return client.compile(
+            module,
+            executable_devices=_jax.DeviceList(tuple(topology.devices)),
+            compile_options=compile_options,
+        )
+
+
+def analyse_cost(hlo_text: str) -> Mapping[str, float]:
+    """XLA's cost analysis of a module given as text: flops, transcendentals, bytes accessed."""
+    import jax
+    from jaxlib import _hlo, _jax
+
+    client = jax.local_devices(backend="cpu")[0].client
+    return _jax.hlo_module_cost_analysis(client, _hlo.hlo_module_from_text(hlo_text))
+
+
+def scheduled_text(executable: Any) -> str:
+    """The scheduled HLO text of an executable of either kind, compiled here or for a target."""
+    return executable.hlo_modules()[0].to_string()

@@ -1,0 +1,220 @@
+"""Order: how is XLA kept from moving what was put in its place?
+
+Input: a served program (`demand.py`): gates, copies to the host and reloads in it. Output:
+the same program with its heavy ops (matrix products, convolutions, loops, kernels) chained
+in program order by `optimization_barrier`.
+
+Three ties, all at heavy ops, because what these read and write is in memory anyway; a
+barrier between two elementwise ops would keep them from being fused:
+*order*: a heavy op waits for the one before it, unless it reads its result anyway;
+*release*: it also waits for the copies to the host whose window ends with it;
+*gate*: what a recomputation or a reload starts from waits for the heavy op before it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from jaxswap import _compat
+from jaxswap.apply import jaxprs
+from jaxswap.apply.demand import Ledger
+from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
+
+_HEAVY = (jx.dot_p, jx.conv_p, jx.ragged_dot_p)
+_HEAVY_NAMES = ("pallas_call", "ffi_call", "custom_call", "triton_kernel_call", "fft", "sort")
+_LOOPS = (jx.scan_p, jx.while_p, jx.cond_p)
+
+
+def is_heavy(eqn: Eqn, min_bytes: int) -> bool:
+    """Whether an equation is an op to schedule around, not one that fuses with others."""
+    name = eqn.primitive.name
+    if eqn.primitive in _HEAVY or name in _HEAVY_NAMES or name.startswith("dot_product_att"):
+        atoms = (*jaxprs.variables(eqn.invars), *eqn.outvars)
+        return sum(jaxprs.size_bytes(v.aval) for v in atoms) >= min_bytes
+    if eqn.primitive in _LOOPS:
+        is_any = lambda e: e.primitive in _HEAVY or e.primitive.name in _HEAVY_NAMES
+        return any(jaxprs.any_equation(body, is_any) for body in jaxprs.bodies(eqn))
+    return any(is_heavy(e, min_bytes) for body in jaxprs.bodies(eqn) for e in body.eqns)
+
+
+def pin_order(closed: Any, ledger: Ledger, *, min_bytes: int) -> Any:
+    """Chains the heavy ops of a program, and of the loop bodies that were rewritten."""
+    jaxpr = closed.jaxpr
+    recurse = lambda body: pin_order(body, ledger, min_bytes=min_bytes)
+    eqns = [
+        jaxprs.map_bodies(e, recurse) if any(map(_is_served, jaxprs.bodies(e))) else e
+        for e in jaxpr.eqns
+    ]
+    pinner = _Pinner(jaxpr, eqns, ledger, min_bytes)
+    eqns, outvars = pinner.run()
+    return jx.ClosedJaxpr(jaxprs.with_equations(jaxpr, eqns, outvars=outvars), closed.consts)
+
+
+def _is_served(jaxpr: Any) -> bool:
+    return jaxprs.any_equation(jaxpr, lambda e: _is_gate(e) or _is_offload(e))
+
+
+def _is_gate(eqn: Eqn) -> bool:
+    return eqn.primitive is jx.optimization_barrier_p and len(eqn.invars) == 1
+
+
+def _is_offload(eqn: Eqn) -> bool:
+    is_copy = eqn.primitive is jx.device_put_p and len(eqn.outvars) == 1
+    return is_copy and _compat.is_on_host(eqn.outvars[0].aval)
+
+
+class _Pinner:
+    """Emits a program again, with barriers around its heavy ops.
+
+    A *segment* is what lies between two heavy ops; segment `i` precedes heavy op `i`.
+    """
+
+    def __init__(self, jaxpr: Any, eqns: Sequence[Eqn], ledger: Ledger, min_bytes: int):
+        self.ledger = ledger
+        self.heavy = [is_heavy(e, min_bytes) for e in eqns]
+        self.eqns = eqns
+        self.outvars = jaxpr.outvars
+        self.arguments = {*jaxpr.constvars, *jaxpr.invars}
+        self.uses = Counter(v for e in eqns for v in jaxprs.variables(e.invars))
+        self.uses.update(jaxprs.variables(jaxpr.outvars))
+        self.env: Env = {}
+        self.out: list[Eqn] = []
+        self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
+        self.recent: list[Var] = []  # what depends on the last heavy op
+        self.pending: list[tuple[int, Var]] = []  # copies under way, and the op they precede
+
+    def run(self) -> tuple[list[Eqn], list[Atom]]:
+        gates, moved = self._plan_segments()
+        self._open_segment(0, None, gates, moved)
+        segment = 0
+        skip = {id(e) for group in (*gates.values(), *moved.values()) for e in group}
+        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
+            if id(eqn) in skip:
+                continue
+            if is_heavy_op:
+                self._tie_order(eqn, segment)
+            self._emit(eqn, segment if is_heavy_op else None)
+            if _is_offload(eqn):
+                self._await_copy(eqn.outvars[0], segment)
+            if is_heavy_op:
+                segment += 1
+                self._open_segment(segment, eqn, gates, moved)
+        return self.out, [jaxprs.read(self.env, v) for v in self.outvars]
+
+    def _plan_segments(self) -> tuple[dict[int, list[Eqn]], dict[int, list[Eqn]]]:
+        """Which gates and which reloads open each segment; a reload may move ahead."""
+        gates: dict[int, list[Eqn]] = defaultdict(list)
+        moved: dict[int, list[Eqn]] = defaultdict(list)
+        gate_of: dict[Var, tuple[int, Eqn]] = {}
+        offloaded_in: dict[Var, int] = {}
+        segment = 0
+        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
+            if _is_offload(eqn):
+                offloaded_in[eqn.outvars[0]] = segment
+            elif _is_gate(eqn):
+                gate_of[eqn.outvars[0]] = (segment, eqn)
+            elif eqn.outvars and eqn.outvars[0] in self.ledger.reloads:
+                _, decision = self.ledger.reloads[eqn.outvars[0]]
+                at, gate = gate_of.pop(eqn.invars[0])
+                earliest = offloaded_in.get(gate.invars[0], 0) + decision.window_ops
+                target = min(at, max(at - decision.reload_ahead_ops, earliest))
+                gates[target].append(gate)
+                moved[target].append(eqn)
+            segment += is_heavy_op
+        for at, gate in gate_of.values():
+            gates[at].append(gate)
+        made_in: dict[Var, int] = self._segments_of_results()
+        for at in list(gates):
+            # What is made within the segment cannot be gated where the segment opens.
+            late = [g for g in gates[at] if made_in.get(g.invars[0], -1) >= at]
+            gates[at] = [g for g in gates[at] if g not in late]
+        return gates, moved
+
+    def _segments_of_results(self) -> dict[Var, int]:
+        made_in, segment = {}, 0
+        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
+            made_in.update((v, segment) for v in eqn.outvars)
+            segment += is_heavy_op
+        return made_in
+
+    def _open_segment(self, segment, heavy_eqn, gates, moved) -> None:
+        group = gates.get(segment, [])
+        sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
+        anchor = self._choose_anchor(heavy_eqn)
+        if anchor is not None and group:
+            fresh, new_anchor = self._barrier(sources, anchor)
+            self.env[anchor] = new_anchor
+            self.depth[new_anchor] = segment - 1
+        else:
+            fresh = [self._barrier([], s)[1] for s in sources]
+        for gate, new in zip(group, fresh, strict=True):
+            self.env[gate.outvars[0]] = new
+            self.depth[gate.outvars[0]] = segment - 1
+        for eqn in moved.get(segment, []):
+            self._emit(eqn, None)
+
+    def _choose_anchor(self, eqn: Eqn | None) -> Var | None:
+        """The largest result of a heavy op that is still to be read on the device."""
+        if eqn is None:
+            return None
+        alive = [
+            v
+            for v in eqn.outvars
+            if self.uses[v] and jaxprs.size_bytes(v.aval) and not _compat.is_on_host(v.aval)
+        ]
+        return max(alive, key=lambda v: jaxprs.size_bytes(v.aval), default=None)
+
+    def _tie_order(self, eqn: Eqn, segment: int) -> None:
+        """Makes a heavy op wait for the one before it and for the copies that are due."""
+        due = [v for at, v in self.pending if at <= segment]
+        self.pending = [(at, v) for at, v in self.pending if at > segment]
+        inputs = [v for v in jaxprs.variables(eqn.invars) if not _compat.is_on_host(v.aval)]
+        wait = [jaxprs.read(self.env, v) for v in due]
+        if not any(self.depth.get(v, -1) == segment - 1 for v in inputs):
+            wait += self._last_result()
+        if not wait or not inputs:
+            return
+        key = lambda v: (v not in self.arguments, jaxprs.size_bytes(v.aval))
+        carrier = max(inputs, key=key)
+        source = jaxprs.read(self.env, carrier)
+        wait = [v for v in wait if v is not source]
+        tied, new = self._barrier(wait, source)
+        self._replace(wait, tied)
+        self.env[carrier] = new
+
+    def _last_result(self) -> list[Var]:
+        """One variable, still to be read, that depends on the last heavy op."""
+        alive = [v for v in self.recent if self.uses[v] and jaxprs.size_bytes(v.aval)]
+        return [jaxprs.read(self.env, alive[0])] if alive else []
+
+    def _replace(self, old: Sequence[Var], new: Sequence[Var]) -> None:
+        for source, target in zip(old, new, strict=True):
+            for v in [v for v, x in self.env.items() if x is source] + [source]:
+                self.env[v] = target
+
+    def _barrier(self, others: Sequence[Var], carrier: Var) -> tuple[list[Var], Var]:
+        operands = [*others, carrier]
+        outvars = [jx.Var(v.aval) for v in operands]
+        self.out.append(jx.new_eqn(operands, outvars, jx.optimization_barrier_p, {}, set()))
+        return outvars[:-1], outvars[-1]
+
+    def _await_copy(self, host: Var, segment: int) -> None:
+        _, decision = self.ledger.copies.get(host, ("", None))
+        if decision is not None:
+            self.pending.append((segment + decision.window_ops - 1, host))
+
+    def _emit(self, eqn: Eqn, heavy_index: int | None) -> None:
+        inputs = jaxprs.variables(eqn.invars)
+        self.uses.subtract(inputs)
+        depth = max((self.depth.get(v, -1) for v in inputs), default=-1)
+        self.out.append(jaxprs.substitute(eqn, self.env))
+        if heavy_index is not None:
+            depth, self.recent = heavy_index, []
+        last = heavy_index if heavy_index is not None else self._last_heavy
+        for v in eqn.outvars:
+            self.depth[v] = depth
+            if depth == last and depth >= 0 and not _compat.is_on_host(v.aval):
+                self.recent.append(v)
+        self._last_heavy = last
+
+    _last_heavy = -1

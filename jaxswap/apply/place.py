@@ -1,0 +1,233 @@
+"""Place: which values does a step's differentiation hold on to, and how are they called?
+
+Input: a step and its arguments. Output: the step's jaxpr, differentiated, with every decided
+value named in it, and the list of all values that can be decided about.
+
+While the step is traced, every function that is differentiated is traced first, its calls
+are inlined, and it is replaced by a copy that names its values (`checkpoint_name`'s primitive
+survives differentiation), says in its name stack which equations are its own, and marks
+the cotangent that its backward pass starts from. JAX then differentiates that copy as ever.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxswap import _compat
+from jaxswap.apply import jaxprs
+from jaxswap.apply.decision import Action, NamedValue
+from jaxswap.apply.jaxprs import Eqn, Var, jx
+
+VALUE = "jaxswap:value:"
+TURN = "jaxswap:turn:"
+SCOPE = "jaxswap:region:"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A step, traced and differentiated, with its values named.
+
+    Attributes:
+        closed: the step's `ClosedJaxpr` over the flattened arguments.
+        out_tree: the structure of its result.
+        values: every value that can be decided about, in program order.
+    """
+
+    closed: Any
+    out_tree: Any
+    values: tuple[NamedValue, ...]
+
+
+def trace_step(
+    fn: Callable, args: Sequence[Any], kwargs: dict, is_wanted: Callable[[str], bool]
+) -> TracedStep:
+    """Traces a step, naming those values of its differentiated functions that are wanted."""
+    namer = _Namer(is_wanted)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    out_trees = []
+
+    def flat_step(*xs):
+        inner_args, inner_kwargs = jax.tree.unflatten(tree, xs)
+        out, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
+        out_trees.append(out_tree)
+        return out
+
+    with _compat.intercept_differentiation(namer.instrument):
+        closed = jax.make_jaxpr(flat_step)(*leaves)
+    return TracedStep(closed=closed, out_tree=out_trees[-1], values=tuple(namer.values))
+
+
+class _Namer:
+    """Names the values of one step's differentiated functions, in the order they come."""
+
+    def __init__(self, is_wanted: Callable[[str], bool]):
+        self._is_wanted = is_wanted
+        self._num_functions = 0
+        self.values: list[NamedValue] = []
+
+    def instrument(self, fun: Callable, primals: tuple, has_aux: bool) -> Callable:
+        """A function that does what `fun` does, with its values named."""
+        index, self._num_functions = self._num_functions, self._num_functions + 1
+        with _compat.pause_interception():
+            traced = _trace_flat(fun, primals, has_aux)
+        closed = jaxprs.inline_calls(traced.closed)
+        named = self._name_body(closed, str(index), (), 1, range(len(closed.jaxpr.invars)))
+
+        def instrumented(*args):
+            leaves = jax.tree.leaves(args)
+            with jax.named_scope(f"{SCOPE}{index}"):
+                out = jx.eval_jaxpr(named.jaxpr, named.consts, *leaves)
+                out[: traced.num_main] = [_mark_turn(x, index) for x in out[: traced.num_main]]
+            return traced.rebuild(out)
+
+        return instrumented
+
+    def _name_body(
+        self, closed: Any, path: str, scope: tuple[str, ...], length: int, inputs: Sequence[int]
+    ) -> Any:
+        jaxpr, eqns, env = closed.jaxpr, [], {}
+        records: dict[Var, int] = {}
+
+        def name(var: Var, value_name: str, eqn: Eqn | None) -> None:
+            if not _is_nameable(var):
+                return
+            records[var] = len(self.values)
+            self.values.append(_describe(var, value_name, eqn, scope, length))
+            if self._is_wanted(value_name):
+                env[var] = jx.Var(var.aval)
+                params = {"name": VALUE + value_name}
+                eqns.append(jx.new_eqn([var], [env[var]], jx.name_p, params, set()))
+
+        for k in inputs:
+            name(jaxpr.invars[k], f"{path}/in{k - inputs[0]}", None)
+        for i, original in enumerate(jaxpr.eqns):
+            eqn = jaxprs.substitute(original, env)
+            if original.primitive is jx.scan_p:
+                eqn = self._name_scan(eqn, f"{path}/{i}.body", scope, length)
+            eqns.append(eqn)
+            if original.primitive is jx.name_p:
+                self._add_user_name(original, records)
+                continue
+            for j, var in enumerate(original.outvars):
+                name(var, f"{path}/{i}:{j}" if j else f"{path}/{i}", original)
+        outvars = [jaxprs.read(env, v) for v in jaxpr.outvars]
+        return jx.ClosedJaxpr(jaxprs.with_equations(jaxpr, eqns, outvars=outvars), closed.consts)
+
+    def _name_scan(self, eqn: Eqn, path: str, scope: tuple[str, ...], length: int) -> Eqn:
+        body = jaxprs.inline_calls(eqn.params["jaxpr"])
+        first = eqn.params["num_consts"]
+        carry = range(first, first + eqn.params["num_carry"])
+        trips = length * eqn.params["length"]
+        named = self._name_body(body, path, (*scope, path), trips, carry)
+        return eqn.replace(params=eqn.params | {"jaxpr": named})
+
+    def _add_user_name(self, eqn: Eqn, records: dict[Var, int]) -> None:
+        (source,) = eqn.invars
+        if source in records:
+            position = records[eqn.outvars[0]] = records[source]
+            self.values[position] = dataclasses.replace(
+                self.values[position], user_name=eqn.params["name"]
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _TracedFunction:
+    closed: Any
+    num_main: int
+    rebuild: Callable
+
+
+def _trace_flat(fun: Callable, primals: tuple, has_aux: bool) -> _TracedFunction:
+    """Traces a function of pytrees to a jaxpr; results that are not arrays go around it."""
+    leaves, tree = jax.tree.flatten(primals)
+    shape: dict[str, Any] = {}
+
+    def flat_fun(*xs):
+        out = fun(*jax.tree.unflatten(tree, xs))
+        main, aux = out if has_aux else (out, ())
+        main_leaves, main_tree = jax.tree.flatten(main)
+        aux_leaves, aux_tree = jax.tree.flatten(aux)
+        is_array = [jx.valid_jaxtype(x) for x in aux_leaves]
+        others = [None if ok else x for ok, x in zip(is_array, aux_leaves, strict=True)]
+        shape.update(main=main_tree, aux=aux_tree, is_array=is_array, others=others)
+        shape["num_main"] = len(main_leaves)
+        return main_leaves + [x for ok, x in zip(is_array, aux_leaves, strict=True) if ok]
+
+    closed = jax.make_jaxpr(flat_fun)(*leaves)
+    num_main = shape["num_main"]
+
+    def rebuild(out: Sequence[Any]) -> Any:
+        main = jax.tree.unflatten(shape["main"], out[:num_main])
+        if not has_aux:
+            return main
+        arrays = iter(out[num_main:])
+        aux = [
+            next(arrays) if ok else other
+            for ok, other in zip(shape["is_array"], shape["others"], strict=True)
+        ]
+        return main, jax.tree.unflatten(shape["aux"], aux)
+
+    return _TracedFunction(closed=closed, num_main=num_main, rebuild=rebuild)
+
+
+def _mark_turn(x: Any, index: int) -> Any:
+    """The identity, whose cotangent is marked as where backward pass `index` starts."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+
+    @jax.custom_vjp
+    def turn(y):
+        return y
+
+    def turn_backward(_, cotangent):
+        return (jx.name_p.bind(cotangent, name=f"{TURN}{index}"),)
+
+    turn.defvjp(lambda y: (y, None), turn_backward)
+    return turn(x)
+
+
+def _is_nameable(var: Var) -> bool:
+    if isinstance(var, jx.DropVar) or type(var.aval) is not jx.ShapedArray:
+        return False
+    dtype = var.aval.dtype
+    return dtype != jax.dtypes.float0 and 0 not in var.aval.shape
+
+
+def can_recompute(eqn: Eqn) -> bool:
+    """Whether running an equation twice is safe, and not a loop run twice."""
+    if eqn.effects or eqn.primitive in (jx.scan_p, jx.while_p):
+        return False
+    return all(can_recompute(inner) for body in jaxprs.bodies(eqn) for inner in body.eqns)
+
+
+def can_offload(aval: Any) -> bool:
+    """Whether a value of this type can be in host memory: not so random keys."""
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _describe(
+    var: Var, name: str, eqn: Eqn | None, scope: tuple[str, ...], length: int
+) -> NamedValue:
+    aval = var.aval
+    actions: list[Action] = ["keep"]
+    if can_offload(aval):
+        actions.append("offload")
+    if eqn is not None and can_recompute(eqn):
+        actions.append("recompute")
+    frame = jx.user_frame(eqn.source_info.traceback) if eqn is not None else None
+    return NamedValue(
+        name=name,
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        size_bytes=jaxprs.size_bytes(aval),
+        primitive="input" if eqn is None else eqn.primitive.name,
+        source=f"{frame.file_name}:{frame.start_line}" if frame else "",
+        module_path=str(eqn.source_info.name_stack) if eqn is not None else "",
+        user_name=None,
+        scope=scope,
+        length=length,
+        actions=tuple(actions),
+    )

@@ -1,0 +1,169 @@
+"""Apply: how does a step come to follow its decisions?
+
+Input: a step and a decision for each value by name. Output: a step with the same signature
+and pytrees, pure and traceable.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxswap._errors import BadArgumentError
+from jaxswap.apply import place, schedule
+from jaxswap.apply.decision import ACTIONS, Action, Decision, NamedValue
+from jaxswap.apply.demand import Ledger
+from jaxswap.apply.jaxprs import jx
+
+MIN_HEAVY_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedStep:
+    """A step rewritten for one signature.
+
+    Attributes:
+        closed: its `ClosedJaxpr` over the flattened arguments.
+        out_tree: the structure of its result.
+        values: the values of its differentiated functions.
+        offloaded: names of the values that it offloads.
+        demoted: names that could not be treated as decided, and why.
+    """
+
+    closed: Any
+    out_tree: Any
+    values: tuple[NamedValue, ...]
+    offloaded: tuple[str, ...]
+    demoted: Mapping[str, str]
+
+
+def name_values(fn: Callable, *args: Any, **kwargs: Any) -> list[NamedValue]:
+    """Lists every value of every differentiated function of a step, in program order.
+
+    Args:
+        fn: the step; nothing of it is run.
+        *args: its arguments, arrays or `jax.ShapeDtypeStruct`s.
+        **kwargs: likewise.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> step = jax.grad(lambda w: jnp.sum(jnp.tanh(w @ w)))
+        >>> [(v.name, v.primitive) for v in name_values(step, jnp.eye(2))]
+        [('0/in0', 'input'), ('0/0', 'dot_general'), ('0/1', 'tanh'), ('0/2', 'reduce_sum')]
+    """
+    return list(place.trace_step(fn, args, kwargs, lambda name: False).values)
+
+
+def apply_decisions(
+    fn: Callable,
+    decisions: Mapping[str, Decision],
+    *,
+    default: Action = "recompute",
+    min_heavy_bytes: int = MIN_HEAVY_BYTES,
+) -> Callable:
+    """A step that keeps, offloads and recomputes as decided.
+
+    Args:
+        fn: the step.
+        decisions: what to do with each value, by the names of `name_values`.
+        default: what to do with all others. Outputs of loops, and of ops with side effects,
+            are kept rather than recomputed.
+        min_heavy_bytes: ops that touch less are not scheduled around.
+
+    Returns:
+        A function with the signature and pytrees of `fn`, for `jax.jit`.
+
+    Limitations:
+        Values inside branches, kernels and the user's own `jax.checkpoint` regions have no
+        names: their outputs have.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> step = jax.grad(lambda w: jnp.sum(jnp.tanh(w @ w)))
+        >>> swapped = apply_decisions(step, {"0/0": Decision(action="offload")})
+        >>> w = jnp.eye(2)
+        >>> bool(jnp.all(jax.jit(swapped)(w) == jax.jit(step)(w)))
+        True
+    """
+    _check_default(default)
+
+    @functools.wraps(fn)
+    def applied(*args, **kwargs):
+        dynamic, rebuild = _split_static(args, kwargs)
+        step = rewrite_step(
+            lambda *xs: fn(*(call := rebuild(xs))[0], **call[1]),
+            decisions,
+            dynamic,
+            default=default,
+            min_heavy_bytes=min_heavy_bytes,
+        )
+        out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *dynamic)
+        return jax.tree.unflatten(step.out_tree, out)
+
+    return applied
+
+
+def rewrite_step(
+    fn: Callable,
+    decisions: Mapping[str, Decision],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    default: Action = "recompute",
+    min_heavy_bytes: int = MIN_HEAVY_BYTES,
+) -> AppliedStep:
+    """Rewrites a step for one signature, and says what became of the decisions."""
+    _check_default(default)
+    otherwise = Decision(action=default)
+    is_wanted = lambda name: decisions.get(name, otherwise) != otherwise
+    traced = place.trace_step(fn, args, dict(kwargs or {}), is_wanted)
+    _check_names(decisions, traced.values)
+    ledger = Ledger(decide=lambda name: decisions.get(name, otherwise) if name else otherwise)
+    closed = traced.closed
+    if default != "keep" or any(is_wanted(v.name) for v in traced.values):
+        closed = schedule.schedule_step(closed, ledger, min_heavy_bytes=min_heavy_bytes)
+    else:
+        closed = schedule.remove_traces(closed)
+    return AppliedStep(
+        closed=closed,
+        out_tree=traced.out_tree,
+        values=traced.values,
+        offloaded=tuple(ledger.offloaded),
+        demoted=dict(ledger.demoted),
+    )
+
+
+def _split_static(args: tuple, kwargs: dict) -> tuple[list[Any], Callable]:
+    """Sets apart what `jit` left static: what is no array and no tracer among tracers."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    is_scalar = lambda x: is_traced and isinstance(x, bool | int | float | complex)
+    is_dynamic = [jx.valid_jaxtype(x) and not is_scalar(x) for x in leaves]
+
+    def rebuild(xs):
+        rest = iter(xs)
+        merged = [next(rest) if d else x for d, x in zip(is_dynamic, leaves, strict=True)]
+        return jax.tree.unflatten(tree, merged)
+
+    return [x for d, x in zip(is_dynamic, leaves, strict=True) if d], rebuild
+
+
+def _check_default(default: str) -> None:
+    if default not in ACTIONS:
+        raise BadArgumentError(
+            f"`default={default!r}` is not something that can be done with a value: "
+            f"write one of {', '.join(map(repr, ACTIONS))}."
+        )
+
+
+def _check_names(decisions: Mapping[str, Decision], values: Sequence[NamedValue]) -> None:
+    known = {v.name for v in values}
+    unknown = [name for name in decisions if name not in known]
+    if unknown:
+        raise BadArgumentError(
+            f"{len(unknown)} of {len(decisions)} decisions are about values that this step "
+            f"does not have, such as {unknown[0]!r}: it has {len(known)} values. Decide about "
+            "names that `name_values` lists for the same step and shapes of arguments."
+        )

@@ -1,0 +1,262 @@
+"""The command line: `jaxswap devices | verify | calibrate`.
+
+Output for people goes to the terminal, `--json` to standard output for programs. Exit codes:
+0 done, 1 the step does not fit its device, 2 the request was wrong, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxswap._errors import JaxswapError
+from jaxswap._units import format_bytes, format_seconds
+
+_TARGET_HELP = (
+    "the step, as MODULE:FUNCTION or path/file.py:FUNCTION; the function returns "
+    "(step, args) or (step, args, donate_argnums)"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except JaxswapError as error:
+        print(f"jaxswap: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"jaxswap: cannot write or read {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxswap: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxswap",
+        description="Fit a JAX training step on its GPU, and prove it with the GPU's compiler.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_devices(commands)
+    _add_verify(commands)
+    _add_calibrate(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, run: Callable, help_: str, example: str) -> Any:
+    command = commands.add_parser(
+        name,
+        help=help_,
+        description=help_[0].upper() + help_[1:] + ".",
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+# ---- devices ---------------------------------------------------------------------------
+
+_DEVICES_EXAMPLE = """\
+  $ jaxswap devices rtx4090
+  rtx4090  NVIDIA GeForce RTX 4090, 24 GB GDDR6X
+    memory_bytes  23.64 GiB ..."""
+
+
+def _add_devices(commands: Any) -> None:
+    text = "list the known GPUs, or show one with the source of every figure"
+    command = _add_command(commands, "devices", _run_devices, text, _DEVICES_EXAMPLE)
+    command.add_argument("name", nargs="?", help="show this one in full")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run_devices(arguments: argparse.Namespace) -> int:
+    from jaxswap.model.device_json import device_to_json
+    from jaxswap.model.presets import devices, find_device
+
+    chosen = [find_device(arguments.name)] if arguments.name else list(devices().values())
+    if arguments.json:
+        facts = [device_to_json(device) for device in chosen]
+        print(json.dumps(facts[0] if arguments.name else facts, indent=2))
+    elif arguments.name is None:
+        _print_device_table(chosen)
+    else:
+        _print_device(chosen[0])
+    return 0
+
+
+def _print_device_table(chosen: Sequence[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    headings = ("name", "memory", "half dot", "f32 dot", "memory", "to host", "to device")
+    units = ("", "GiB", "TFLOP/s", "TFLOP/s", "GB/s", "GB/s", "GB/s")
+    for heading, unit in zip(headings, units, strict=True):
+        side = "left" if heading == "name" else "right"
+        table.add_column(f"{heading}\n{unit}", justify=side, no_wrap=True)
+    for device in chosen:
+        half = max(device.dot_flops_per_s("bf16"), device.dot_flops_per_s("f16"))
+        table.add_row(
+            device.name,
+            f"{device.memory_bytes / 2**30:.1f}",
+            f"{half / 1e12:.0f}",
+            f"{device.dot_flops_per_s('f32') / 1e12:.0f}",
+            f"{device.memory_bandwidth_bytes_per_s / 1e9:.0f}",
+            f"{device.to_host.bandwidth_bytes_per_s / 1e9:.1f}",
+            f"{device.to_device.bandwidth_bytes_per_s / 1e9:.1f}",
+        )
+    Console().print(table)
+
+
+def _print_device(device: Any) -> None:
+    from jaxswap.model.device_json import device_to_json
+
+    facts = device_to_json(device)
+    sources = facts.pop("sources", {})
+    print(f"{device.name}  {device.description}")
+    for name, value in facts.items():
+        if name not in ("name", "description") and value not in (None, {}, []):
+            print(f"  {name}: {json.dumps(value)}")
+    print("sources:")
+    for name, source in sources.items():
+        print(f"  {name}: {source}")
+
+
+# ---- verify ----------------------------------------------------------------------------
+
+_VERIFY_EXAMPLE = """\
+  $ jaxswap verify examples/gpt.py:step --device rtx4090 --set batch=16
+  NVIDIA GeForce RTX 4090, 24 GB GDDR6X: 19.33 GiB of 23.64 GiB (compiled), fits
+    ..."""
+
+
+def _add_verify(commands: Any) -> None:
+    text = "compile a step for a GPU, attached or not: its bytes, its peak, its replayed time"
+    command = _add_command(commands, "verify", _run_verify, text, _VERIFY_EXAMPLE)
+    command.add_argument("target", help=_TARGET_HELP)
+    command.add_argument("--device", help="a name from `jaxswap devices`, or a JSON file")
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                         help="a keyword of the target function; may be repeated")  # fmt: skip
+    command.add_argument("--hlo", metavar="FILE", help="write the scheduled module to FILE")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _run_verify(arguments: argparse.Namespace) -> int:
+    _start_on_cpu_without_gpu()
+    from jaxswap._load import load_target, parse_settings
+    from jaxswap.verify.verify import verify
+
+    with _spinner(f"tracing {arguments.target}", is_quiet=arguments.json) as say:
+        target = load_target(arguments.target, parse_settings(arguments.set))
+        say(f"compiling {arguments.target} for {arguments.device or 'the attached GPU'}")
+        found = verify(
+            target.step, *target.args,
+            device=arguments.device, donate_argnums=target.donate_argnums,
+        )  # fmt: skip
+    if arguments.hlo:
+        write_whole(arguments.hlo, found.hlo_text)
+    print(json.dumps(found.to_json(), indent=2) if arguments.json else _describe(found))
+    return 0 if found.fits else 1
+
+
+def _describe(found: Any) -> str:
+    """The summary, and what is alive at the peak."""
+    curve = found.memory
+    lines = [str(found), "  largest temporaries at the peak"]
+    for buffer in curve.alive_at(curve.peak_index)[:8]:
+        source = found.source_of(buffer.name)
+        lines.append(f"    {format_bytes(buffer.size_bytes):>12}  {buffer.op_name}  {source}")
+    return "\n".join(lines)
+
+
+# ---- calibrate -------------------------------------------------------------------------
+
+_CALIBRATE_EXAMPLE = """\
+  $ jaxswap calibrate --quick --out mine.json
+  $ jaxswap verify train.py:step --device mine.json"""
+
+
+def _add_calibrate(commands: Any) -> None:
+    text = "measure the device that JAX runs on and write it as a device file"
+    command = _add_command(commands, "calibrate", _run_calibrate, text, _CALIBRATE_EXAMPLE)
+    command.add_argument("--out", metavar="FILE", help="write the device to FILE (JSON)")
+    command.add_argument("--quick", action="store_true", help="seconds, and rougher figures")
+
+
+def _run_calibrate(arguments: argparse.Namespace) -> int:
+    _start_on_cpu_without_gpu()
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from jaxswap.model.device import Device
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring", total=None)
+
+        def show(done: int, total: int, label: str) -> None:
+            bar.update(task, completed=done, total=total, description=label)
+
+        device = Device.calibrate(progress=show, quick=arguments.quick)
+    _print_device(device)
+    print(f"launch overhead {format_seconds(device.launch_overhead_s)} (measured)")
+    if arguments.out:
+        device.save(arguments.out)
+        print(f"wrote {arguments.out}")
+    return 0
+
+
+# ---- shared ----------------------------------------------------------------------------
+
+
+def _start_on_cpu_without_gpu() -> None:
+    """With the CUDA plugin and no GPU, JAX logs a traceback unless it is told to use the CPU."""
+    has_gpu = pathlib.Path("/dev/nvidiactl").exists() or pathlib.Path("/dev/dxg").exists()
+    if not has_gpu:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+class _spinner:  # noqa: N801 - used as a function
+    """A line on standard error that says what is being done; silent where nobody looks."""
+
+    def __init__(self, text: str, *, is_quiet: bool):
+        from rich.console import Console
+
+        console = Console(stderr=True, quiet=is_quiet)
+        self._status = console.status(text) if console.is_terminal else None
+        self._console, self._text = console, text
+
+    def __enter__(self) -> Callable[[str], None]:
+        if self._status:
+            self._status.start()
+        return self._say
+
+    def _say(self, text: str) -> None:
+        if self._status:
+            self._status.update(text)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._status:
+            self._status.stop()
+
+
+def write_whole(path: str, text: str) -> None:
+    """Writes a file in one move: it is there whole, or as it was."""
+    target = pathlib.Path(path)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=target.parent, prefix=f".{target.name}.", delete=False
+    ) as file:
+        temporary = pathlib.Path(file.name)
+        try:
+            file.write(text)
+        except BaseException:
+            temporary.unlink()
+            raise
+    temporary.replace(target)

@@ -1,0 +1,1 @@
+"""What the step costs: devices, kernels, transfers, and the simulator the search runs."""

@@ -1,0 +1,1 @@
+"""Show it: a plan and its verification as text, pages and traces."""

@@ -1,0 +1,184 @@
+"""Target: what does the real GPU compiler make of this step, GPU or no GPU?
+
+Input: a function, its arguments and a `Device`. Output: a `Compiled`: the scheduled module
+as text, and the bytes of XLA's own buffer assignment.
+The step is lowered to StableHLO here and compiled for the device's target description, in
+this process where its JAX can do that, otherwise in a child whose environment lets it.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+
+from jaxswap import _compat
+from jaxswap._errors import CompileError, MissingCompilerError
+from jaxswap.model.device import Device
+
+# Autotuning times kernels on the device, and there is none. The choice of kernels does not
+# change what is scheduled or how much memory it takes, but for library workspaces.
+_OPTIONS = {"xla_gpu_autotune_level": 0}
+_INSTALL = (
+    "Install it with `pip install 'jaxswap[gpu-compile]'` (about 700 MB: jax-cuda13-plugin and "
+    "nvidia-cuda-nvcc; no GPU and no CUDA toolkit are needed)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What the compiler said. Bytes are XLA's buffer assignment, per device."""
+
+    hlo_text: str
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    host_argument_bytes: int
+    host_output_bytes: int
+    host_alias_bytes: int
+    host_temp_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """What the step needs on the device: arguments + outputs − aliased + temporaries."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What the step needs in pinned host memory, counted the same way."""
+        arguments = self.host_argument_bytes + self.host_output_bytes - self.host_alias_bytes
+        return arguments + self.host_temp_bytes
+
+
+def compile_for(
+    fn: Callable,
+    args: tuple,
+    device: Device,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Compiles `fn(*args)` for `device` with XLA:GPU; runs nothing.
+
+    Args:
+        fn: any traceable function, jitted or not.
+        args: arrays or `jax.ShapeDtypeStruct`s, sharded or not.
+        device: the GPU to compile for; it need not be attached.
+        donate_argnums: as in `jax.jit`; a jitted `fn` brings its own.
+        options: XLA options on top of ours, such as `{"xla_gpu_enable_...": True}`.
+    """
+    code = _compat.lower_for_gpu(as_jitted(fn, donate_argnums), args, {})
+    return compile_code(code, device, options=options)
+
+
+def compile_code(
+    code: bytes, device: Device, *, options: Mapping[str, Any] | None = None
+) -> Compiled:
+    """Compiles StableHLO bytecode for `device`, here or in a child process."""
+    target = device.target_config()
+    merged = {**_OPTIONS, **(options or {})}
+    if not _compat.has_gpu_compiler_plugin():
+        raise MissingCompilerError(
+            f"Compiling for {device.name!r} needs XLA's GPU compiler, and no JAX CUDA plugin is "
+            f"installed. {_INSTALL}"
+        )
+    if _compat.can_compile_for_gpu_here():
+        return compile_here(code, target, merged)
+    return _compile_in_child(code, target, merged)
+
+
+def as_jitted(fn: Callable, donate_argnums: tuple[int, ...] = ()) -> Any:
+    """`fn` under `jax.jit`; a function that is jitted already stays as it is."""
+    if hasattr(fn, "trace") and not donate_argnums:
+        return fn
+    return jax.jit(fn, donate_argnums=donate_argnums)
+
+
+def compile_here(code: bytes, target: str, options: Mapping[str, Any]) -> Compiled:
+    """Compiles in this process."""
+    try:
+        executable = _compat.compile_stablehlo(code, target, options)
+    except jax.errors.JaxRuntimeError as error:
+        raise _translate(str(error)) from error
+    return compiled_from(executable)
+
+
+def compiled_from(executable: Any) -> Compiled:
+    """Reads the facts off a jaxlib executable."""
+    memory = executable.get_compiled_memory_stats()
+    return Compiled(
+        hlo_text=_compat.scheduled_text(executable),
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        host_argument_bytes=memory.host_argument_size_in_bytes,
+        host_output_bytes=memory.host_output_size_in_bytes,
+        host_alias_bytes=memory.host_alias_size_in_bytes,
+        host_temp_bytes=memory.host_temp_size_in_bytes,
+    )
+
+
+def _translate(message: str) -> Exception:
+    """Turns the compiler's words into an error that says what to do."""
+    if "ptxas" in message or "nvlink" in message or "libdevice" in message:
+        return MissingCompilerError(
+            f"XLA's GPU compiler could not find its assembler: {message.splitlines()[0]} {_INSTALL}"
+        )
+    return CompileError(f"XLA:GPU refused the program: {message}")
+
+
+def _compile_in_child(code: bytes, target: str, options: Mapping[str, Any]) -> Compiled:
+    """Compiles in a process whose JAX starts on the CPU, with the plugin as compiler only."""
+    with tempfile.TemporaryDirectory(prefix="jaxswap-") as folder:
+        where = pathlib.Path(folder)
+        (where / "code.mlirbc").write_bytes(code)
+        (where / "job.json").write_text(json.dumps({"target": target, "options": options}))
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxswap.verify.target", folder],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        answer = where / "answer.json"
+        if not answer.exists():
+            tail = "\n".join(done.stderr.splitlines()[-5:])
+            raise CompileError(
+                f"The compiler's child process ended with exit code {done.returncode}: {tail}"
+            )
+        facts = json.loads(answer.read_text())
+        if "error" in facts:
+            raise _translate(facts["error"])
+        return Compiled(hlo_text=(where / "module.txt").read_text(), **facts)
+
+
+def _run_child(folder: str) -> None:
+    """The child's half of `_compile_in_child`: one job in, one answer out."""
+    where = pathlib.Path(folder)
+    job = json.loads((where / "job.json").read_text())
+    if not _compat.can_compile_for_gpu_here():
+        facts = {"error": "the CUDA plugin is installed but did not register a compiler"}
+    else:
+        try:
+            code = (where / "code.mlirbc").read_bytes()
+            executable = _compat.compile_stablehlo(code, job["target"], job["options"])
+            compiled = compiled_from(executable)
+            (where / "module.txt").write_text(compiled.hlo_text)
+            facts = {f.name: getattr(compiled, f.name) for f in fields(Compiled)}
+            del facts["hlo_text"]
+        except jax.errors.JaxRuntimeError as error:
+            facts = {"error": str(error)}
+    (where / "answer.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    _run_child(sys.argv[1])

@@ -1,0 +1,319 @@
+"""The model zoo: every step traces, trains, and does the FLOPs that its formula says."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.models import WORKLOADS, Workload, build, concrete
+from benchmarks.models._remat import NAMES, POLICIES
+from benchmarks.models._vision import count_conv_macs
+from benchmarks.models.moe import route
+from benchmarks.models.unet import output_size
+from jaxswap._errors import JaxswapError
+
+TRANSFORMER = {"layers": 2, "d_model": 24, "heads": 2, "seq": 12, "vocab": 40, "batch": 3}
+BERT = {**TRANSFORMER, "max_predictions": 5}
+VIT = {"layers": 2, "d_model": 24, "heads": 2, "patch": 4, "image": 12, "classes": 7, "batch": 3}
+RESNET = {"stages": (1, 1), "width": 4, "image": 21, "classes": 7, "batch": 3}
+TINY = {
+    "gpt2-small": TRANSFORMER,
+    "gpt2-medium": TRANSFORMER,
+    "llama-1b": {**TRANSFORMER, "heads": 4, "kv_heads": 2, "d_hidden": 20},
+    "bert-base": BERT,
+    "bert-base-512": BERT,
+    "bert-large": BERT,
+    "bert-large-512": BERT,
+    "vit-tiny": VIT,
+    "vit-small": VIT,
+    "vit-b16": VIT,
+    "resnet18": RESNET,
+    "resnet34": RESNET,
+    "resnet50": RESNET,
+    "resnet101": RESNET,
+    "resnet152": RESNET,
+    "vgg16": {"stages": (1, 2), "width": 4, "d_head": 8, "image": 12, "classes": 7, "batch": 3},
+    "unet": {"depth": 2, "width": 4, "image": 44, "batch": 2},
+    "lstm": {"layers": 2, "d_model": 8, "seq": 12, "vocab": 40, "batch": 3},
+    "moe": {**TRANSFORMER, "experts": 4},
+    "densenet121": {"stages": (2, 2), "growth": 4, "image": 21, "classes": 7, "batch": 3},
+}
+# One of each architecture: the others differ in numbers only.
+FAMILIES = (
+    "gpt2-small", "llama-1b", "bert-base", "vit-b16", "resnet18", "resnet50", "vgg16", "unet",
+    "lstm", "moe", "densenet121",
+)  # fmt: skip
+# Published parameter counts, in millions, of the models whose sizes are published.
+MILLION_PARAMETERS = {
+    "llama-1b": 1100,
+    "vit-tiny": 5.72,
+    "vit-small": 22.05,
+    "vit-b16": 86.57,
+    "resnet18": 11.69,
+    "resnet34": 21.80,
+    "resnet50": 25.56,
+    "resnet101": 44.55,
+    "resnet152": 60.19,
+    "vgg16": 138.36,
+    "densenet121": 7.98,
+    "unet": 31.03,
+    "bert-base": 110.1,
+    "bert-large": 336.2,
+}
+
+
+def build_tiny(name: str, **settings) -> Workload:
+    return build(name, **{**TINY[name], "dtype": "f32", **settings})
+
+
+# The oracle: FLOPs read off the jaxpr, one multiply-add at a time.
+
+
+def count_jaxpr_flops(jaxpr) -> int:
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is jax.lax.dot_general_p:
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * eqn.outvars[0].aval.size * depth
+        elif eqn.primitive is jax.lax.conv_general_dilated_p:
+            total += count_eqn_conv_flops(eqn)
+        repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(inner):
+                total += repeats * count_jaxpr_flops(getattr(inner, "jaxpr", inner))
+    return total
+
+
+def is_jaxpr(value) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+def count_eqn_conv_flops(eqn) -> int:
+    """Counts what meets a number: neither padding nor a hole of a dilation does."""
+    lhs, rhs = (v.aval.shape for v in eqn.invars)
+    out, p = eqn.outvars[0].aval.shape, eqn.params
+    lhs_axes, rhs_axes, out_axes = p["dimension_numbers"]
+    taps = 1
+    for i, (low, _) in enumerate(p["padding"]):
+        at = (
+            np.arange(out[out_axes[2 + i]])[:, None] * p["window_strides"][i]
+            + np.arange(rhs[rhs_axes[2 + i]]) * p["rhs_dilation"][i]
+            - low
+        )
+        hole = p["lhs_dilation"][i]
+        inside = (at >= 0) & (at <= (lhs[lhs_axes[2 + i]] - 1) * hole) & (at % hole == 0)
+        taps *= int(inside.sum())
+    images = lhs[lhs_axes[0]] // p["batch_group_count"]
+    return 2 * taps * images * rhs[rhs_axes[0]] * rhs[rhs_axes[1]]
+
+
+def count_step_flops(workload: Workload) -> int:
+    return count_jaxpr_flops(jax.make_jaxpr(workload.step)(*workload.args).jaxpr)
+
+
+def test_oracle_counts_a_scan_of_matmuls():
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    f = lambda x: jax.lax.scan(lambda y, _: (y @ x, None), x, length=5)[0]
+    assert count_jaxpr_flops(jax.make_jaxpr(f)(x).jaxpr) == 5 * 2 * 4**3
+
+
+# FLOPs
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_formula_is_the_jaxpr_count_at_tiny_sizes(name):
+    workload = build_tiny(name)
+    assert workload.analytic_flops == count_step_flops(workload)
+
+
+@pytest.mark.parametrize("name", ["gpt2-small", "resnet50", "vgg16", "lstm"])
+def test_formula_is_the_jaxpr_count_at_full_size(name):
+    workload = build(name)
+    assert workload.analytic_flops == pytest.approx(count_step_flops(workload), rel=0.02)
+
+
+def test_recomputation_is_not_in_the_formula():
+    plain, remat = (build_tiny("gpt2-small", remat=r) for r in (None, "nothing_saveable"))
+    assert plain.analytic_flops == remat.analytic_flops
+    assert count_step_flops(remat) > count_step_flops(plain)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+@pytest.mark.parametrize("size", [1, 2, 7, 12])
+def test_conv_macs_are_counted_one_by_one(size, kernel, stride):
+    # Ones convolved with ones: each output is the number of taps that met a pixel.
+    ones = jnp.ones((1, size, size, 1))
+    window = jnp.ones((kernel, kernel, 1, 1))
+    taps = jax.lax.conv_general_dilated(
+        ones, window, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    ).sum()
+    macs = count_conv_macs(size=size, kernel=kernel, inputs=3, outputs=5, stride=stride)
+    assert macs == int(taps) * 3 * 5
+
+
+# Workloads
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_full_size_is_shapes_only(name):
+    workload = build(name)
+    assert workload.name == name
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(workload.args))
+    assert workload.args[2].shape[0] == workload.samples
+    params = jax.tree.leaves(workload.args[0]["params"])
+    assert {x.dtype for x in params} == {jnp.dtype("float32")}
+    if name in MILLION_PARAMETERS:
+        count = sum(x.size for x in params)
+        assert count / 1e6 == pytest.approx(MILLION_PARAMETERS[name], rel=5e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_low_precision_step_keeps_its_state(name, dtype):
+    workload = build_tiny(name, dtype=dtype)
+    *state, loss = jax.eval_shape(workload.step, *workload.args)
+    same = lambda new, old: (new.shape, new.dtype) == (old.shape, old.dtype)
+    donated = [workload.args[i] for i in workload.donate_argnums]
+    assert jax.tree.all(jax.tree.map(same, state, donated))
+    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_step_runs(name):
+    workload = build_tiny(name)
+    args = concrete(workload, 0)
+    assert jax.tree.map(jnp.shape, args) == jax.tree.map(jnp.shape, workload.args)
+    *state, loss = jax.jit(workload.step)(*args)
+    assert jnp.isfinite(loss)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("name", ["gpt2-small", "resnet18", "moe"])
+def test_loss_falls_on_a_fixed_batch(name, dtype):
+    workload = build_tiny(name, dtype=dtype)
+    step = jax.jit(workload.step, donate_argnums=workload.donate_argnums)
+    variables, optimizer_state, *batch = concrete(workload, 0)
+    losses = []
+    for _ in range(20):
+        variables, optimizer_state, loss = step(variables, optimizer_state, *batch)
+        losses.append(float(loss))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_seed_decides_the_arguments():
+    workload = build_tiny("vgg16")
+    first, same, other = (jax.tree.leaves(concrete(workload, seed)) for seed in (0, 0, 1))
+    assert all(bool((x == y).all()) for x, y in zip(first, same, strict=True))
+    assert any(bool((x != y).any()) for x, y in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["vgg16", "bert-base"])
+def test_dropout_mask_comes_from_the_seed_argument(name):
+    workload = build_tiny(name, dropout=0.5)
+    *args, seed = concrete(workload, 0)
+    step = jax.jit(workload.step)
+    loss, same, other = (float(step(*args, s)[-1]) for s in (seed, seed, seed + 1))
+    assert loss == same
+    assert loss != other
+    assert len(build_tiny(name).args) == len(workload.args) - 1
+
+
+def test_batch_statistics_move():
+    workload = build_tiny("resnet18")
+    args = concrete(workload, 0)
+    variables, *_ = jax.jit(workload.step)(*args)
+    moved = jax.tree.map(
+        lambda new, old: bool((new != old).any()),
+        variables["batch_stats"],
+        args[0]["batch_stats"],
+    )
+    assert jax.tree.all(moved)
+
+
+# Remat and scan
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("name", ["gpt2-small", "llama-1b"])
+def test_remat_changes_no_number(name, scan):
+    args = concrete(build_tiny(name, scan=scan), 0)
+    plain = jax.jit(build_tiny(name, scan=scan).step)(*args)
+    remat = jax.jit(build_tiny(name, scan=scan, remat="nothing_saveable").step)(*args)
+    for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(remat), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-3)
+
+
+def test_scan_is_the_loop_over_stacked_blocks():
+    loop, scan = (build_tiny("gpt2-small", scan=s) for s in (False, True))
+    variables, optimizer_state, tokens = concrete(loop, 0)
+    params = dict(variables["params"])
+    blocks = [params.pop(f"Block_{i}") for i in range(TRANSFORMER["layers"])]
+    stacked = {**params, "Block_0": jax.tree.map(lambda *x: jnp.stack(x), *blocks)}
+    scan_state = concrete(scan, 0)[1]
+    scanned = jax.jit(scan.step)({"params": stacked}, scan_state, tokens)[-1]
+    looped = jax.jit(loop.step)(variables, optimizer_state, tokens)[-1]
+    np.testing.assert_allclose(scanned, looped, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("remat", POLICIES)
+def test_every_policy_traces(remat, scan):
+    workload = build_tiny("gpt2-small", remat=remat, scan=scan)
+    text = str(jax.make_jaxpr(workload.step)(*workload.args))
+    assert all(f"name={name}" in text for name in NAMES)
+    assert ("<host>" in text) == remat.startswith("offload")
+
+
+# Parts
+
+
+def test_unet_labels_the_centre_of_the_paper():
+    assert output_size(572, 4) == 388
+
+
+def test_route_is_first_come_first_served():
+    gates = jnp.array([[[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.2, 0.7]]])
+    combine = route(gates, top_k=1, places=1)
+    # The second token wants the first's expert, which has one place: it goes nowhere.
+    assert combine[0, :, :, 0].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_route_scales_the_chosen_gates_to_one():
+    gates = jax.nn.softmax(jax.random.normal(jax.random.key(0), (2, 6, 4)))
+    combine = route(gates, top_k=2, places=12)
+    np.testing.assert_allclose(combine.sum((2, 3)), 1, rtol=1e-6)
+    assert ((combine > 0).sum((2, 3)) == 2).all()
+    assert ((combine > 0).sum(1) <= 1).all()  # no place is given twice
+
+
+# Errors
+
+
+def test_unknown_name_lists_the_nearest():
+    with pytest.raises(ValueError, match="'resnet51' is not a workload: the nearest.*resnet50"):
+        build("resnet51")
+
+
+def test_a_name_near_nothing_lists_all():
+    with pytest.raises(JaxswapError, match="gpt2-small.*densenet121"):
+        build("")
+
+
+def test_unknown_setting_lists_the_known():
+    with pytest.raises(ValueError, match="`depth=3` is not a setting of 'lstm': it has layers,"):
+        build("lstm", depth=3)
+
+
+def test_unknown_dtype_lists_the_known():
+    with pytest.raises(ValueError, match="`dtype='f64'` is not a precision.*bf16, f16, f32"):
+        build("lstm", dtype="f64")
+
+
+def test_unknown_policy_lists_the_known():
+    with pytest.raises(ValueError, match="`remat='all'` is not a policy.*offload_names"):
+        build("gpt2-small", remat="all")
