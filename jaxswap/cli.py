@@ -74,17 +74,18 @@ def _add_devices(commands: Any) -> None:
     text = "list the known GPUs, or show one with the source of every figure"
     command = _add_command(commands, "devices", _run_devices, text, _DEVICES_EXAMPLE)
     command.add_argument("name", nargs="?", help="show this one in full")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--json", action="store_true", help="print JSON; one, as a device file")
 
 
 def _run_devices(arguments: argparse.Namespace) -> int:
-    from jaxswap.model.device_json import device_to_json
+    from jaxswap.model.device_json import device_to_json, dump_device
     from jaxswap.model.presets import devices, find_device
 
     chosen = [find_device(arguments.name)] if arguments.name else list(devices().values())
-    if arguments.json:
-        facts = [device_to_json(device) for device in chosen]
-        print(json.dumps(facts[0] if arguments.name else facts, indent=2))
+    if arguments.json and arguments.name:
+        print(dump_device(chosen[0]), end="")
+    elif arguments.json:
+        print(json.dumps([device_to_json(device) for device in chosen], indent=2))
     elif arguments.name is None:
         _print_device_table(chosen)
     else:

@@ -56,6 +56,8 @@ def stack_blocks(
 ) -> jax.Array:
     """Runs `layers` blocks one after the other, inside a compact module.
 
+    The parameters are called the same with and without `remat`.
+
     Args:
         block: the module; `block(**fields)(x)` is the next `x`.
         x: the first block's input.
@@ -68,8 +70,8 @@ def stack_blocks(
         # Inside a loop there is nothing to merge the recomputation with.
         block = nn.remat(block, policy=find_policy(remat), prevent_cse=not scan)
     if not scan:
-        for _ in range(layers):
-            x = block(**fields)(x)
+        for layer in range(layers):
+            x = block(**fields, name=f"Block_{layer}")(x)
         return x
     over_layers = nn.scan(
         lambda module, carry, _: (module(carry), None),
@@ -77,4 +79,4 @@ def stack_blocks(
         split_rngs={"params": True},
         length=layers,
     )
-    return over_layers(block(**fields), x, None)[0]
+    return over_layers(block(**fields, name="Blocks"), x, None)[0]

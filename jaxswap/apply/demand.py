@@ -17,6 +17,7 @@ from typing import Any
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import Decision
+from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
 from jaxswap.apply.place import TURN, VALUE, can_offload, can_recompute
 
@@ -27,6 +28,7 @@ class Ledger:
 
     Attributes:
         decide: the decision for a value by name; None asks for the default.
+        min_heavy_bytes: ops that touch less are not heavy.
         copies: variables in host memory, with the name and decision of their value.
         reloads: variables that were reloaded, likewise.
         offloaded: names of the values that are really offloaded.
@@ -34,6 +36,7 @@ class Ledger:
     """
 
     decide: Callable[[str | None], Decision]
+    min_heavy_bytes: int
     copies: dict[Var, tuple[str, Decision]] = field(default_factory=dict)
     reloads: dict[Var, tuple[str, Decision]] = field(default_factory=dict)
     offloaded: list[str] = field(default_factory=list)
@@ -54,6 +57,8 @@ class Program:
         outs: what the forward pass returns.
         backward_outs: what the backward pass returns.
         prefix: names of this program's values start so.
+        is_body: whether it is an iteration of a loop; the next iterations of the forward
+            pass then come between its forward and its backward part.
     """
 
     arguments: Sequence[Var]
@@ -65,6 +70,7 @@ class Program:
     outs: list[Atom]
     backward_outs: list[Atom]
     prefix: str
+    is_body: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,16 +194,20 @@ class _Server:
         self.ready: Env = {}  # what stands for a value in the backward pass
         self.host: Env = {}
         self._siblings: dict[int, bool] = {}
+        self._actions: dict[Var, str] = {}
+        self.num_heavy = 0  # heavy ops so far: the time
+        self.made_at: dict[Var, int] = {}
+        self.read_at: dict[Var, int] = {}  # when the forward pass read a value last
 
     def run(self) -> Served:
         program = self.program
         for i, eqn in enumerate(program.eqns):
             if program.is_backward[i]:
-                self.out.append((self.serve_inputs(eqn), True))
+                self._emit(self.serve_inputs(eqn), True)
             elif i not in self.lazy:
-                self.out.append((eqn, False))
+                self._emit(eqn, False)
             elif eqn.effects:
-                self.out.append((self.serve_inputs(eqn), True))
+                self._emit(self.serve_inputs(eqn), True)
         is_lazy = lambda v: not isinstance(v, jx.Literal) and self.producer.get(v) in self.lazy
         outs = [self.serve(v) if is_lazy(v) else v for v in program.outs]
         backward_outs = [self.serve(v) for v in program.backward_outs]
@@ -227,26 +237,59 @@ class _Server:
                 self._recompute(atom)
         return self.ready[atom]
 
+    def _emit(self, eqn: Eqn, is_backward: bool) -> None:
+        self.out.append((eqn, is_backward))
+        self.num_heavy += is_heavy(eqn, self.ledger.min_heavy_bytes)
+        if not is_backward:
+            self.read_at.update((v, self.num_heavy) for v in jaxprs.variables(eqn.invars))
+            self.made_at.update((v, self.num_heavy) for v in eqn.outvars)
+
     def action(self, var: Var) -> str:
-        """What happens to a value, as far as its kind allows what was decided."""
+        """What happens to a value, decided when the backward pass first asks for it."""
+        if var not in self._actions:
+            self._actions[var] = self._decide(var)
+        return self._actions[var]
+
+    def _decide(self, var: Var) -> str:
+        """What was decided about a value, as far as its kind and its time allow it."""
         index, name = self.producer.get(var), self.names.get(var)
         if index is not None and index in self.lazy:
             return "recompute"
         if name is None and (index is None or var in self.saved):
             return "keep"
-        action = self.ledger.decide(name).action
-        if action == "offload":
+        decision = self.ledger.decide(name)
+        if decision.action == "offload":
             return self._can_offload(var, name)
-        if action == "recompute":
+        if decision.action == "recompute":
             return self._can_recompute(var, index, name)
         return "keep"
 
+    def _is_gone(self, var: Var, decision: Decision) -> bool:
+        """Whether a heavy op would run between the end of a value and its return.
+
+        At the turn from forward to backward some values are wanted again before they have
+        left. To forget these costs time, and gains no memory.
+        """
+        if self.program.is_body or var not in self.made_at:
+            return True
+        made_at = self.made_at[var]
+        left_at = self.read_at.get(var, made_at)
+        back_at = self.num_heavy
+        if decision.action == "offload":
+            left_at = max(left_at, made_at + decision.window_ops - 1)
+            back_at -= decision.reload_ahead_ops
+        return left_at < back_at
+
     def _can_offload(self, var: Var, name: str | None) -> str:
         reason = None
+        if _compat.is_on_host(var.aval):
+            return "keep"
         if not can_offload(var.aval):
             reason = "its type cannot be in host memory"
         elif var in self.arguments and var not in self.producer:
             reason = "it is an argument, whose memory is the caller's"
+        elif not self._is_gone(var, self.ledger.decide(name)):
+            reason = "it is wanted again before it would have left"
         if reason is None:
             return "offload"
         if name is not None:
@@ -256,7 +299,9 @@ class _Server:
     def _can_recompute(self, var: Var, index: int | None, name: str | None) -> str:
         if index is None or not can_recompute(self.program.eqns[index]):
             return "keep"
-        return "keep" if name is None and self._has_saved_sibling(index) else "recompute"
+        if name is None and self._has_saved_sibling(index):
+            return "keep"
+        return "recompute" if self._is_gone(var, self.ledger.decide(name)) else "keep"
 
     def _has_saved_sibling(self, index: int) -> bool:
         """Whether an op of several results runs no second time for the sake of one."""
@@ -277,7 +322,7 @@ class _Server:
         host = self.host[var].outvars[0]
         self.ledger.copies[host] = (name, decision)
         copy = _compat.new_copy_eqn(self._gate(host), to_host=False)
-        self.out.append((copy, True))
+        self._emit(copy, True)
         self.ready[var] = copy.outvars[0]
         self.ledger.reloads[copy.outvars[0]] = (name, decision)
 
@@ -296,7 +341,7 @@ class _Server:
             eqn = self.program.eqns[index]
             env = {v: self._clone_input(v) for v in jaxprs.variables(eqn.invars)}
             copied = jaxprs.clone(eqn, env)
-            self.out.append((copied, True))
+            self._emit(copied, True)
             for original, new in zip(eqn.outvars, copied.outvars, strict=True):
                 if self.action(original) == "recompute":
                     self.ready[original] = new
@@ -310,7 +355,7 @@ class _Server:
         if var not in self.gates:
             gated = jx.Var(var.aval)
             eqn = jx.new_eqn([var], [gated], jx.optimization_barrier_p, {}, set())
-            self.out.append((eqn, True))
+            self._emit(eqn, True)
             self.gates[var] = gated
         return self.gates[var]
 

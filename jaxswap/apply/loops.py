@@ -126,6 +126,7 @@ def _rewrite_pair(
         outs=[forward.outs[j] for j in plain],
         backward_outs=[jaxprs.read(env, v) for v in backward.outs],
         prefix="",
+        is_body=True,
     )
     return _close(forward, backward, links, plain, demand.serve(program, ledger))
 

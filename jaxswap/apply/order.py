@@ -4,9 +4,11 @@ Input: a served program (`demand.py`): gates, copies to the host and reloads in 
 the same program with its heavy ops (matrix products, convolutions, loops, kernels) chained
 in program order by `optimization_barrier`.
 
-Three ties, all at heavy ops, because what these read and write is in memory anyway; a
-barrier between two elementwise ops would keep them from being fused:
-*order*: a heavy op waits for the one before it, unless it reads its result anyway;
+The ties are all at heavy ops and reductions, because what these read and write is in memory
+anyway; a barrier between two elementwise ops would keep them from being fused:
+*order*: a heavy op waits for the one before it, unless it reads its result anyway, and for
+the reductions before it (a loss, a bias gradient), which XLA puts off otherwise, and with
+them the end of what they reduce;
 *release*: it also waits for the copies to the host whose window ends with it;
 *gate*: what a recomputation or a reload starts from waits for the heavy op before it.
 """
@@ -18,34 +20,22 @@ from typing import Any
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
 from jaxswap.apply.demand import Ledger
+from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
 
-_HEAVY = (jx.dot_p, jx.conv_p, jx.ragged_dot_p)
-_HEAVY_NAMES = ("pallas_call", "ffi_call", "custom_call", "triton_kernel_call", "fft", "sort")
-_LOOPS = (jx.scan_p, jx.while_p, jx.cond_p)
+_REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter-add",
+               "scatter_add", "argmax", "argmin")  # fmt: skip
 
 
-def is_heavy(eqn: Eqn, min_bytes: int) -> bool:
-    """Whether an equation is an op to schedule around, not one that fuses with others."""
-    name = eqn.primitive.name
-    if eqn.primitive in _HEAVY or name in _HEAVY_NAMES or name.startswith("dot_product_att"):
-        atoms = (*jaxprs.variables(eqn.invars), *eqn.outvars)
-        return sum(jaxprs.size_bytes(v.aval) for v in atoms) >= min_bytes
-    if eqn.primitive in _LOOPS:
-        is_any = lambda e: e.primitive in _HEAVY or e.primitive.name in _HEAVY_NAMES
-        return any(jaxprs.any_equation(body, is_any) for body in jaxprs.bodies(eqn))
-    return any(is_heavy(e, min_bytes) for body in jaxprs.bodies(eqn) for e in body.eqns)
-
-
-def pin_order(closed: Any, ledger: Ledger, *, min_bytes: int) -> Any:
+def pin_order(closed: Any, ledger: Ledger, *, is_body: bool = False) -> Any:
     """Chains the heavy ops of a program, and of the loop bodies that were rewritten."""
     jaxpr = closed.jaxpr
-    recurse = lambda body: pin_order(body, ledger, min_bytes=min_bytes)
+    recurse = lambda body: pin_order(body, ledger, is_body=True)
     eqns = [
         jaxprs.map_bodies(e, recurse) if any(map(_is_served, jaxprs.bodies(e))) else e
         for e in jaxpr.eqns
     ]
-    pinner = _Pinner(jaxpr, eqns, ledger, min_bytes)
+    pinner = _Pinner(jaxpr, eqns, ledger, is_body)
     eqns, outvars = pinner.run()
     return jx.ClosedJaxpr(jaxprs.with_equations(jaxpr, eqns, outvars=outvars), closed.consts)
 
@@ -69,9 +59,10 @@ class _Pinner:
     A *segment* is what lies between two heavy ops; segment `i` precedes heavy op `i`.
     """
 
-    def __init__(self, jaxpr: Any, eqns: Sequence[Eqn], ledger: Ledger, min_bytes: int):
+    def __init__(self, jaxpr: Any, eqns: Sequence[Eqn], ledger: Ledger, is_body: bool):
         self.ledger = ledger
-        self.heavy = [is_heavy(e, min_bytes) for e in eqns]
+        self.is_body = is_body
+        self.heavy = [is_heavy(e, ledger.min_heavy_bytes) for e in eqns]
         self.eqns = eqns
         self.outvars = jaxpr.outvars
         self.arguments = {*jaxpr.constvars, *jaxpr.invars}
@@ -81,6 +72,8 @@ class _Pinner:
         self.out: list[Eqn] = []
         self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
         self.recent: list[Var] = []  # what depends on the last heavy op
+        self.reduced: set[Var] = set()  # results of reductions, and what is made of only them
+        self.unread: list[Var] = []  # those of them made since the last heavy op
         self.pending: list[tuple[int, Var]] = []  # copies under way, and the op they precede
 
     def run(self) -> tuple[list[Eqn], list[Atom]]:
@@ -102,53 +95,48 @@ class _Pinner:
         return self.out, [jaxprs.read(self.env, v) for v in self.outvars]
 
     def _plan_segments(self) -> tuple[dict[int, list[Eqn]], dict[int, list[Eqn]]]:
-        """Which gates and which reloads open each segment; a reload may move ahead."""
+        """Which gates and which reloads open each segment; a reload may move ahead.
+
+        What is made within a segment cannot be gated where the segment opens: such a gate
+        stays where it is, and so does the reload behind it.
+        """
         gates: dict[int, list[Eqn]] = defaultdict(list)
         moved: dict[int, list[Eqn]] = defaultdict(list)
+        made_in: dict[Var, int] = {}
         gate_of: dict[Var, tuple[int, Eqn]] = {}
-        offloaded_in: dict[Var, int] = {}
         segment = 0
         for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
-            if _is_offload(eqn):
-                offloaded_in[eqn.outvars[0]] = segment
-            elif _is_gate(eqn):
+            if _is_gate(eqn):
                 gate_of[eqn.outvars[0]] = (segment, eqn)
             elif eqn.outvars and eqn.outvars[0] in self.ledger.reloads:
                 _, decision = self.ledger.reloads[eqn.outvars[0]]
                 at, gate = gate_of.pop(eqn.invars[0])
-                earliest = offloaded_in.get(gate.invars[0], 0) + decision.window_ops
+                made = made_in.get(gate.invars[0], -1)
+                earliest = made + decision.window_ops
                 target = min(at, max(at - decision.reload_ahead_ops, earliest))
-                gates[target].append(gate)
-                moved[target].append(eqn)
-            segment += is_heavy_op
-        for at, gate in gate_of.values():
-            gates[at].append(gate)
-        made_in: dict[Var, int] = self._segments_of_results()
-        for at in list(gates):
-            # What is made within the segment cannot be gated where the segment opens.
-            late = [g for g in gates[at] if made_in.get(g.invars[0], -1) >= at]
-            gates[at] = [g for g in gates[at] if g not in late]
-        return gates, moved
-
-    def _segments_of_results(self) -> dict[Var, int]:
-        made_in, segment = {}, 0
-        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
+                if made < target:
+                    gates[target].append(gate)
+                    moved[target].append(eqn)
             made_in.update((v, segment) for v in eqn.outvars)
             segment += is_heavy_op
-        return made_in
+        for at, gate in gate_of.values():
+            if made_in.get(gate.invars[0], -1) < at:
+                gates[at].append(gate)
+        return gates, moved
 
     def _open_segment(self, segment, heavy_eqn, gates, moved) -> None:
         group = gates.get(segment, [])
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
+        self.uses.subtract(g.invars[0] for g in group)
         anchor = self._choose_anchor(heavy_eqn)
         if anchor is not None and group:
-            fresh, new_anchor = self._barrier(sources, anchor)
-            self.env[anchor] = new_anchor
-            self.depth[new_anchor] = segment - 1
+            *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
         else:
-            fresh = [self._barrier([], s)[1] for s in sources]
+            fresh = [self._barrier(s)[0] for s in sources]
         for gate, new in zip(group, fresh, strict=True):
-            self.env[gate.outvars[0]] = new
+            # Whoever reads it later reads it from here too: of a donated argument with two
+            # readers, one on each side of a barrier, XLA makes a copy.
+            self.env[gate.outvars[0]] = self.env[gate.invars[0]] = new
             self.depth[gate.outvars[0]] = segment - 1
         for eqn in moved.get(segment, []):
             self._emit(eqn, None)
@@ -166,39 +154,35 @@ class _Pinner:
 
     def _tie_order(self, eqn: Eqn, segment: int) -> None:
         """Makes a heavy op wait for the one before it and for the copies that are due."""
-        due = [v for at, v in self.pending if at <= segment]
+        wait = [v for at, v in self.pending if at <= segment and self.uses[v]]
         self.pending = [(at, v) for at, v in self.pending if at > segment]
         inputs = [v for v in jaxprs.variables(eqn.invars) if not _compat.is_on_host(v.aval)]
-        wait = [jaxprs.read(self.env, v) for v in due]
         if not any(self.depth.get(v, -1) == segment - 1 for v in inputs):
             wait += self._last_result()
-        if not wait or not inputs:
-            return
+        wait += [v for v in self.unread if self.uses[v] and v not in wait]
+        self.unread = []
         key = lambda v: (v not in self.arguments, jaxprs.size_bytes(v.aval))
-        carrier = max(inputs, key=key)
-        source = jaxprs.read(self.env, carrier)
-        wait = [v for v in wait if v is not source]
-        tied, new = self._barrier(wait, source)
-        self._replace(wait, tied)
-        self.env[carrier] = new
+        carrier = max(inputs, key=key, default=None)
+        wait = [v for v in wait if v is not carrier]
+        if wait and carrier is not None:
+            tied = [*wait, carrier]
+            new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
+            self.env.update(zip(tied, new, strict=True))
 
     def _last_result(self) -> list[Var]:
         """One variable, still to be read, that depends on the last heavy op."""
         alive = [v for v in self.recent if self.uses[v] and jaxprs.size_bytes(v.aval)]
-        return [jaxprs.read(self.env, alive[0])] if alive else []
+        return alive[:1]
 
-    def _replace(self, old: Sequence[Var], new: Sequence[Var]) -> None:
-        for source, target in zip(old, new, strict=True):
-            for v in [v for v, x in self.env.items() if x is source] + [source]:
-                self.env[v] = target
-
-    def _barrier(self, others: Sequence[Var], carrier: Var) -> tuple[list[Var], Var]:
-        operands = [*others, carrier]
+    def _barrier(self, *operands: Var) -> list[Var]:
         outvars = [jx.Var(v.aval) for v in operands]
-        self.out.append(jx.new_eqn(operands, outvars, jx.optimization_barrier_p, {}, set()))
-        return outvars[:-1], outvars[-1]
+        eqn = jx.new_eqn(list(operands), outvars, jx.optimization_barrier_p, {}, set())
+        self.out.append(eqn)
+        return outvars
 
     def _await_copy(self, host: Var, segment: int) -> None:
+        if self.is_body:
+            return
         _, decision = self.ledger.copies.get(host, ("", None))
         if decision is not None:
             self.pending.append((segment + decision.window_ops - 1, host))
@@ -216,5 +200,18 @@ class _Pinner:
             if depth == last and depth >= 0 and not _compat.is_on_host(v.aval):
                 self.recent.append(v)
         self._last_heavy = last
+        self._note_reduction(eqn, inputs)
+
+    def _note_reduction(self, eqn: Eqn, inputs: Sequence[Var]) -> None:
+        computed = [v for v in inputs if v not in self.arguments]
+        is_reduction = eqn.primitive.name in _REDUCTIONS
+        if is_reduction or (computed and all(v in self.reduced for v in computed)):
+            self.reduced.update(eqn.outvars)
+            fits = lambda v: 0 < jaxprs.size_bytes(v.aval) <= self._largest_input(inputs)
+            self.unread += [v for v in eqn.outvars if fits(v)]
+
+    @staticmethod
+    def _largest_input(inputs: Sequence[Var]) -> int:
+        return max((jaxprs.size_bytes(v.aval) for v in inputs), default=0)
 
     _last_heavy = -1

@@ -15,10 +15,10 @@ from jaxswap.apply.jaxprs import Eqn, jx
 from jaxswap.apply.place import SCOPE
 
 
-def schedule_step(closed: Any, ledger: demand.Ledger, *, min_heavy_bytes: int) -> Any:
+def schedule_step(closed: Any, ledger: demand.Ledger) -> Any:
     """Rewrites a traced step as the ledger decides, and checks the result's types."""
     served = jaxprs.remove_dead_code(_serve_all(closed, ledger))
-    pinned = order.pin_order(served, ledger, min_bytes=min_heavy_bytes)
+    pinned = order.pin_order(served, ledger)
     final = remove_traces(pinned)
     jx.check_jaxpr(final.jaxpr)
     return final

@@ -117,13 +117,19 @@ def rewrite_step(
     """Rewrites a step for one signature, and says what became of the decisions."""
     _check_default(default)
     otherwise = Decision(action=default)
-    is_wanted = lambda name: decisions.get(name, otherwise) != otherwise
+    # Names are only needed where the rewriting could not tell; in-between results of
+    # differentiation have none, and are not worth a copy to the host.
+    is_wanted = lambda name: default == "offload" or decisions.get(name, otherwise) != otherwise
+    unnamed = Decision(action="recompute") if default == "offload" else otherwise
     traced = place.trace_step(fn, args, dict(kwargs or {}), is_wanted)
     _check_names(decisions, traced.values)
-    ledger = Ledger(decide=lambda name: decisions.get(name, otherwise) if name else otherwise)
+    ledger = Ledger(
+        decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
+        min_heavy_bytes=min_heavy_bytes,
+    )
     closed = traced.closed
     if default != "keep" or any(is_wanted(v.name) for v in traced.values):
-        closed = schedule.schedule_step(closed, ledger, min_heavy_bytes=min_heavy_bytes)
+        closed = schedule.schedule_step(closed, ledger)
     else:
         closed = schedule.remove_traces(closed)
     return AppliedStep(

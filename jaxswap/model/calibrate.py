@@ -78,7 +78,7 @@ def _plan_probes(
     ]
 
 
-def _build_device(device: jax.Device, measured: dict[str, float]) -> Device:
+def _build_device(device: Any, measured: dict[str, float]) -> Device:
     base = _describe(device, measured)
     links = {
         direction: Link(
@@ -120,7 +120,7 @@ def _measured_class(name: str, capability: Capability | None) -> str | None:
     return name
 
 
-def _describe(device: jax.Device, measured: dict[str, float]) -> Device:
+def _describe(device: Any, measured: dict[str, float]) -> Device:
     """What is known of the device apart from its rates: the preset, or what JAX says."""
     memory_bytes = read_memory_limit(device) or _host_memory_bytes()
     if device.platform in ("gpu", "cuda"):
@@ -153,7 +153,7 @@ def _describe(device: jax.Device, measured: dict[str, float]) -> Device:
     )
 
 
-def _read_capability(device: jax.Device) -> tuple[Capability | None, int | None]:
+def _read_capability(device: Any) -> tuple[Capability | None, int | None]:
     """The compute capability and multiprocessors of a GPU that can be compiled for."""
     text = str(getattr(device, "compute_capability", ""))
     sm_count = getattr(device, "core_count", None)

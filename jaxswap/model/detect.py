@@ -7,6 +7,7 @@ factor and the memory size are set aside, and what is left, the model, must be t
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxswap._errors import UnknownDeviceError
 from jaxswap.model.device import Device
@@ -66,12 +67,14 @@ def match_kind(kind: str, memory_bytes: int | None = None) -> Device:
             f"JAX runs on {kind!r}, and no preset is of that model{suggest_names(wanted.model)}. "
             "Measure it with `Device.calibrate()`, or pass the preset that is nearest to it."
         )
-    # JAX sets a part of the memory aside, so what the kind says comes before what JAX offers.
-    size_bytes = wanted.memory_gb * 10**9 if wanted.memory_gb else memory_bytes
 
-    def distance(preset: Device) -> tuple[bool, float]:
+    def distance(preset: Device) -> tuple[bool, bool, float]:
         off_form = parse_kind(preset.name).is_card != wanted.is_card
-        return off_form, abs(preset.memory_bytes - size_bytes) if size_bytes else 0.0
+        if wanted.memory_gb is not None:
+            return off_form, False, abs(preset.memory_bytes - wanted.memory_gb * 10**9)
+        # JAX offers a part of the memory, never more than there is.
+        limit = memory_bytes or 0
+        return off_form, preset.memory_bytes < limit, abs(preset.memory_bytes - limit)
 
     nearest = min(same, key=distance)
     if memory_bytes is None:
@@ -95,7 +98,7 @@ def detect_device() -> Device:
     return match_kind(device.device_kind, read_memory_limit(device))
 
 
-def read_memory_limit(device: object) -> int | None:
+def read_memory_limit(device: Any) -> int | None:
     """The bytes that JAX may use on one of its devices, if it says."""
-    stats = device.memory_stats()  # type: ignore[attr-defined]
+    stats = device.memory_stats()
     return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else None

@@ -28,8 +28,8 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
-    return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)  # type: ignore[arg-type]
+def _is_number(value: Any) -> bool:
+    return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)
 
 
 def _is_positive(value: Any) -> bool:
@@ -132,8 +132,13 @@ def device_from_json(data: object, where: str) -> Device:
 
 def save_device(device: Device, path: str | os.PathLike[str]) -> None:
     """Writes a device to a JSON file."""
+    Path(path).write_text(dump_device(device), "utf-8")
+
+
+def dump_device(device: Device) -> str:
+    """The text of a device's JSON file."""
     data = {"format": FORMAT, "version": VERSION, "device": device_to_json(device)}
-    Path(path).write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", "utf-8")
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def load_device(path: str | os.PathLike[str]) -> Device:

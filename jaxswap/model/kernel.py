@@ -4,15 +4,17 @@ Input: a kernel's work (`KernelCost`) and a `Device`. Output: seconds.
 A roofline whose roofs bend: a kernel is as slow as its slowest resource (matrix units,
 vector units, memory), and each resource reaches its peak only with enough work, which is
 the thesis's `FLOPS(FLOPs)` (see docs/papers.md). The constants are fitted to published
-training throughput by `benchmarks/calibrate_replay.py`; none belongs to a model.
+training throughput by `benchmarks/throughput_table.py --fit`; none belongs to a model.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from jaxswap.model.device import Device
+from jaxswap.model.dtypes import classify_dtype
 
 KernelKind = Literal["dot", "conv", "other"]
+MatrixUnits = Literal["half", "tf32", "f32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +50,12 @@ class Efficiency:
     """What kernels reach of a device's peaks, and the work at which they reach half of it.
 
     Attributes:
-        dot: the share of the matrix peak that a large dot reaches.
-        conv: the same for a convolution.
+        dot_half: the share of the matrix peak that a large dot in 16 bits reaches.
+        dot_tf32: the same for f32 operands that are rounded to tf32.
+        dot_f32: the same for f32 on plain units, and for everything wider.
+        conv_half: as `dot_half`, for a convolution.
+        conv_tf32: as `dot_tf32`, for a convolution.
+        conv_f32: as `dot_f32`, for a convolution.
         vector: the share of the vector peak that fused elementwise code reaches.
         memory: the share of the memory bandwidth that a large kernel reaches.
         half_matrix_s: matrix work, in seconds at peak, at which half of it is reached.
@@ -57,13 +63,29 @@ class Efficiency:
         transcendental_flops: vector operations that one `exp` or `tanh` costs.
     """
 
-    dot: float = 0.75
-    conv: float = 0.6
+    dot_half: float = 0.75
+    dot_tf32: float = 0.75
+    dot_f32: float = 0.85
+    conv_half: float = 0.6
+    conv_tf32: float = 0.4
+    conv_f32: float = 0.85
     vector: float = 0.5
     memory: float = 0.85
     half_matrix_s: float = 10e-6
     half_memory_s: float = 3e-6
     transcendental_flops: float = 8.0
+
+    def matrix_share(self, kind: KernelKind, units: MatrixUnits) -> float:
+        """What a large kernel reaches on those units."""
+        shares = {
+            ("dot", "half"): self.dot_half,
+            ("dot", "tf32"): self.dot_tf32,
+            ("dot", "f32"): self.dot_f32,
+            ("conv", "half"): self.conv_half,
+            ("conv", "tf32"): self.conv_tf32,
+            ("conv", "f32"): self.conv_f32,
+        }
+        return shares["conv" if kind == "conv" else "dot", units]
 
 
 FITTED = Efficiency()
@@ -77,14 +99,25 @@ def kernel_s(device: Device, cost: KernelCost, efficiency: Efficiency = FITTED) 
         >>> kernel_s(h100, KernelCost(size_bytes=1e6)) < kernel_s(h100, KernelCost(size_bytes=1e9))
         True
     """
-    share = efficiency.conv if cost.kind == "conv" else efficiency.dot
-    is_vector = cost.is_exact and cost.dtype == "f32"
-    rate = device.vector_flops_per_s if is_vector else device.dot_flops_per_s(cost.dtype)
-    matrix_s = cost.matrix_flops / rate
     vector_flops = cost.vector_flops + efficiency.transcendental_flops * cost.transcendentals
-    vector_s = vector_flops / (efficiency.vector * device.vector_flops_per_s)
-    memory_s = cost.size_bytes / device.memory_bandwidth_bytes_per_s
-    # Work w at share e with half-work h: w/e + h is w/(e·w/(w + e·h)), a saturating rate.
-    matrix_s = (matrix_s / share + efficiency.half_matrix_s) if matrix_s else 0.0
-    memory_s = (memory_s / efficiency.memory + efficiency.half_memory_s) if memory_s else 0.0
-    return device.launch_overhead_s + max(matrix_s, vector_s, memory_s)
+    busy_s = vector_flops / (efficiency.vector * device.vector_flops_per_s)
+    # Work w at share e with half-work h takes w/e + h: a rate of e·w/(w + e·h).
+    if cost.matrix_flops:
+        units, rate = matrix_units(device, cost)
+        share = efficiency.matrix_share(cost.kind, units)
+        busy_s = max(busy_s, cost.matrix_flops / (rate * share) + efficiency.half_matrix_s)
+    if cost.size_bytes:
+        rate = device.memory_bandwidth_bytes_per_s * efficiency.memory
+        busy_s = max(busy_s, cost.size_bytes / rate + efficiency.half_memory_s)
+    return device.launch_overhead_s + busy_s
+
+
+def matrix_units(device: Device, cost: KernelCost) -> tuple[MatrixUnits, float]:
+    """The units that a kernel's matrix work runs on, and their peak FLOP/s."""
+    kind = classify_dtype(cost.dtype)
+    if kind == "f32" and cost.is_exact:
+        return "f32", device.vector_flops_per_s
+    rate = device.dot_flops_per_s(cost.dtype)
+    if rate <= device.vector_flops_per_s:
+        return "f32", rate
+    return ("tf32" if kind in ("f32", "tf32") else "half"), rate

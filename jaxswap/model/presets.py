@@ -69,13 +69,14 @@ def find_preset(name: str) -> Device:
 
 
 def suggest_names(name: str) -> str:
-    """` (nearest: …)` with the presets that `name` looks like, or nothing."""
+    """` (nearest: …)` with up to three presets that `name` looks like, or nothing."""
     key = _key(name)
     by_key = {_key(each): each for each in devices()}
-    begins = [each for k, each in by_key.items() if key and k.startswith(key)]
-    alike = [by_key[k] for k in difflib.get_close_matches(key, by_key, n=3, cutoff=0.5)]
-    nearest = list(dict.fromkeys(begins + alike))[:3]
-    return f" (nearest: {', '.join(nearest)})" if nearest else ""
+    # Names of one family begin alike; a slip of the pen can be anywhere.
+    shared = {k: _count_shared_start(key, k) for k in by_key}
+    family = sorted((k for k in by_key if shared[k] >= 3), key=lambda k: (-shared[k], len(k)))
+    nearest = family[:3] or difflib.get_close_matches(key, by_key, n=3, cutoff=0.5)
+    return f" (nearest: {', '.join(by_key[k] for k in nearest)})" if nearest else ""
 
 
 @cache
@@ -98,6 +99,11 @@ def _read_presets() -> Mapping[str, Device]:
         preset = device_from_json(each | {"sources": sources}, f"{_FILE.name}, {each['name']}")
         presets[preset.name] = preset
     return MappingProxyType(presets)
+
+
+def _count_shared_start(a: str, b: str) -> int:
+    differs = (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differs, min(len(a), len(b)))
 
 
 def _key(name: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ class Effort:
     copy_bytes: int
 
 
-QUICK = Effort(repeats=3, probe_s=0.06, longest_run_s=0.06, array_bytes=2**27, copy_bytes=2**24)
+QUICK = Effort(repeats=3, probe_s=0.1, longest_run_s=0.06, array_bytes=2**27, copy_bytes=2**24)
 FULL = Effort(repeats=9, probe_s=0.6, longest_run_s=0.6, array_bytes=2**28, copy_bytes=2**28)
 
 
@@ -49,8 +50,9 @@ class Sweep:
     """Amounts of work (FLOPs or bytes) and the seconds each took.
 
     Example:
-        >>> Sweep(work=(1e9, 2e9), time_s=(0.002, 0.003)).fit()  # a start, and a rate
-        (0.001, 1000000000000.0)
+        >>> start_s, rate = Sweep(work=(1e9, 2e9), time_s=(0.002, 0.003)).fit()
+        >>> f"{start_s:.3g} s, then {rate:.3g} per second"
+        '0.001 s, then 1e+12 per second'
     """
 
     work: tuple[float, ...]
@@ -145,11 +147,9 @@ def measure_both(effort: Effort) -> dict[Direction, float]:
     """The fraction of its rate that each direction keeps while the other is busy."""
     directions: tuple[Direction, Direction] = ("to_host", "to_device")
     copies = {d: _copier(d, effort.copy_bytes // 4, 1) for d in directions}
-    alone_s = {d: median_s(copies[d], effort) for d in directions}
-    window_s = max(effort.probe_s, 3 * max(alone_s.values()))
-    ready = threading.Barrier(len(directions))
+    window_s = max(effort.probe_s, 3 * max(median_s(copy, effort) for copy in copies.values()))
 
-    def mean_s(direction: Direction) -> float:
+    def mean_s(direction: Direction, ready: threading.Barrier) -> float:
         ready.wait()
         count, start = 0, time.perf_counter()
         while (elapsed_s := time.perf_counter() - start) < window_s:
@@ -157,9 +157,11 @@ def measure_both(effort: Effort) -> dict[Direction, float]:
             count += 1
         return elapsed_s / count
 
+    alone_s = {d: mean_s(d, threading.Barrier(1)) for d in directions}
+    ready = threading.Barrier(len(directions))
     with ThreadPoolExecutor(len(directions)) as pool:
-        busy_s = dict(zip(directions, pool.map(mean_s, directions), strict=True))
-    return {d: min(1.0, alone_s[d] / busy_s[d]) for d in directions}
+        running = {d: pool.submit(mean_s, d, ready) for d in directions}
+    return {d: min(1.0, alone_s[d] / running[d].result()) for d in directions}
 
 
 def has_pinned_host() -> bool:
@@ -183,7 +185,7 @@ def _copier(direction: Direction, size_bytes: int, count: int) -> Callable[[], o
     return lambda: [np.array(x + 0, copy=True) for x in held]
 
 
-def _memory(device: jax.Device, kind: str) -> jax.sharding.SingleDeviceSharding:
+def _memory(device: Any, kind: str) -> jax.sharding.SingleDeviceSharding:
     return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
 
 

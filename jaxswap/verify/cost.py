@@ -155,28 +155,26 @@ def _convolution_cost(instruction: Instruction, types: list[str], direction: str
 
     Forward takes (input, filter), backward-input (output gradient, filter) and gives the
     input's, backward-filter (input, output gradient) and gives the filter's: all three are
-    the same multiplications.
+    the same multiplications. Forward calls may carry a bias and an activation.
     """
     result = _first_type(instruction.type_text)
-    shapes = {
-        "Forward": (types[0], types[1], result),
-        "ForwardActivation": (types[0], types[1], result),
-        "BackwardInput": (result, types[1], types[0]),
-        "BackwardFilter": (types[0], result, types[1]),
-    }
-    size_bytes = _edge_bytes(instruction, types)
-    dtype = types[0].split("[")[0]
-    if direction not in shapes:
-        return KernelCost(kind="conv", dtype=dtype, size_bytes=size_bytes)
-    image, kernel, output = shapes[direction]
+    image, kernel, output = types[0], types[1], result
+    if direction == "BackwardInput":
+        image, output = result, types[0]
+    elif direction == "BackwardFilter":
+        kernel, output = result, types[1]
     attributes = [
         f"{name}={text}"
         for name in ("window", "dim_labels", "feature_group_count", "batch_group_count")
         if (text := instruction.attribute(name))
     ]
     text = _entry_text([], [image, kernel], f"{output} convolution", ", " + ", ".join(attributes))
-    flops = _compat.analyse_cost(text).get("flops", 0.0)
-    return KernelCost(kind="conv", dtype=dtype, matrix_flops=flops, size_bytes=size_bytes)
+    return KernelCost(
+        kind="conv",
+        dtype=types[0].split("[")[0],
+        matrix_flops=_compat.analyse_cost(text).get("flops", 0.0),
+        size_bytes=_edge_bytes(instruction, types),
+    )
 
 
 def _library_dot_cost(instruction: Instruction, types: list[str]) -> KernelCost:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxswap.model.device import Device
-from jaxswap.model.kernel import FITTED, Efficiency, kernel_s
+from jaxswap.model.kernel import FITTED, Efficiency, KernelCost, kernel_s
 from jaxswap.model.transfer import Direction, transfer_s
 from jaxswap.verify.cost import KernelCosts
 from jaxswap.verify.hlo import Computation, Instruction, Module, parse_arrays
@@ -29,15 +29,15 @@ _UNROLL_LIMIT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A kernel or a copy on its stream."""
+    """A kernel, which has a cost, or a copy, on its stream."""
 
     name: str
     op_name: str
     stream: Stream
     start_s: float
     duration_s: float
-    flops: float = 0.0
     size_bytes: float = 0.0
+    cost: KernelCost | None = None
 
     @property
     def end_s(self) -> float:
@@ -168,8 +168,8 @@ class _Player:
             return
         cost = self.costs.of(instruction, computation)
         duration_s = kernel_s(self.device, cost, self.efficiency)
-        self._record(instruction, "compute", self.clock.free_s["compute"], duration_s,
-                     cost.flops, cost.size_bytes)  # fmt: skip
+        start_s = self.clock.free_s["compute"]
+        self._record(instruction, "compute", start_s, duration_s, cost.size_bytes, cost)
         sums = self.clock.sums
         sums["compute_s"] += duration_s
         sums["flops"] += cost.flops
@@ -196,7 +196,7 @@ class _Player:
         share = min(1.0, overlap_s / shared_s)
         duration_s = share * shared_s + (1 - share) * alone_s
         self.clock.sums[direction] += size_bytes
-        return self._record(instruction, direction, start_s, duration_s, 0.0, size_bytes)
+        return self._record(instruction, direction, start_s, duration_s, size_bytes)
 
     def _collect(self, instruction: Instruction) -> float:
         size_bytes = sum(a.size_bytes for a in instruction.arrays)
@@ -206,7 +206,7 @@ class _Player:
             duration_s *= 2  # a ring sends everything round twice
         start_s = max(self.clock.free_s["compute"], self.clock.free_s["collective"])
         duration_s += self.device.launch_overhead_s
-        return self._record(instruction, "collective", start_s, duration_s, 0.0, size_bytes)
+        return self._record(instruction, "collective", start_s, duration_s, size_bytes)
 
     def _wait(self, end_s: float) -> None:
         free_s = self.clock.free_s
@@ -216,21 +216,20 @@ class _Player:
 
     def _record(
         self, instruction: Instruction, stream: Stream, start_s: float, duration_s: float,
-        flops: float, size_bytes: float,
+        size_bytes: float = 0.0, cost: KernelCost | None = None,
     ) -> float:  # fmt: skip
-        self.events.append(
-            Event(
-                name=instruction.name,
-                op_name=instruction.op_name,
-                stream=stream,
-                start_s=start_s,
-                duration_s=duration_s,
-                flops=flops,
-                size_bytes=size_bytes,
-            )
+        event = Event(
+            name=instruction.name,
+            op_name=instruction.op_name,
+            stream=stream,
+            start_s=start_s,
+            duration_s=duration_s,
+            size_bytes=size_bytes,
+            cost=cost,
         )
-        self.clock.free_s[stream] = start_s + duration_s
-        return start_s + duration_s
+        self.events.append(event)
+        self.clock.free_s[stream] = event.end_s
+        return event.end_s
 
     def _play_loop(self, instruction: Instruction) -> None:
         """Plays a loop's iterations; a long one until two in a row are alike."""
@@ -246,10 +245,9 @@ class _Player:
             delta = [b - a for a, b in zip(before, self.clock.snapshot(), strict=True)]
             remaining = trips - trip - 1
             if trips > _UNROLL_LIMIT and remaining and _are_close(previous, delta):
-                self._record(instruction, "compute", self.clock.free_s["compute"],
-                             delta[0] * remaining, 0.0, 0.0)  # fmt: skip
-                self.clock.free_s["compute"] -= delta[0] * remaining
+                start_s, rest_s = self.clock.free_s["compute"], delta[0] * remaining
                 self.clock.advance(delta, remaining)
+                self._record(instruction, "compute", start_s, rest_s)  # the rest, as one
                 return
             previous = delta
 

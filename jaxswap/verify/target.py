@@ -25,6 +25,8 @@ from jaxswap.model.device import Device
 # Autotuning times kernels on the device, and there is none. The choice of kernels does not
 # change what is scheduled or how much memory it takes, but for library workspaces.
 _OPTIONS = {"xla_gpu_autotune_level": 0}
+# What XLA's Triton dots say when a shape has no tiling and tuning may not look for one.
+_UNTUNED = "Couldn't find output tile sizes"
 _INSTALL = (
     "Install it with `pip install 'jaxswap[gpu-compile]'` (about 700 MB: jax-cuda13-plugin and "
     "nvidia-cuda-nvcc; no GPU and no CUDA toolkit are needed)."
@@ -33,7 +35,10 @@ _INSTALL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What the compiler said. Bytes are XLA's buffer assignment, per device."""
+    """What the compiler said. Bytes are XLA's buffer assignment, per device.
+
+    `note` says what was done differently from an ordinary compilation, if anything.
+    """
 
     hlo_text: str
     argument_bytes: int
@@ -44,6 +49,7 @@ class Compiled:
     host_output_bytes: int
     host_alias_bytes: int
     host_temp_bytes: int
+    note: str = ""
 
     @property
     def device_bytes(self) -> int:
@@ -104,13 +110,25 @@ def as_jitted(fn: Callable, donate_argnums: tuple[int, ...] = ()) -> Any:
 def compile_here(code: bytes, target: str, options: Mapping[str, Any]) -> Compiled:
     """Compiles in this process."""
     try:
-        executable = _compat.compile_stablehlo(code, target, options)
+        return _compile(code, target, options)
     except jax.errors.JaxRuntimeError as error:
         raise _translate(str(error)) from error
-    return compiled_from(executable)
 
 
-def compiled_from(executable: Any) -> Compiled:
+def _compile(code: bytes, target: str, options: Mapping[str, Any]) -> Compiled:
+    """Compiles, and once more with library dots where XLA's own cannot do without tuning."""
+    try:
+        return compiled_from(_compat.compile_stablehlo(code, target, options))
+    except jax.errors.JaxRuntimeError as error:
+        if _UNTUNED not in str(error) or options.get("xla_gpu_enable_triton_gemm") is False:
+            raise
+    executable = _compat.compile_stablehlo(
+        code, target, {**options, "xla_gpu_enable_triton_gemm": False}
+    )
+    return compiled_from(executable, note="dots compiled as library calls, not as Triton kernels")
+
+
+def compiled_from(executable: Any, note: str = "") -> Compiled:
     """Reads the facts off a jaxlib executable."""
     memory = executable.get_compiled_memory_stats()
     return Compiled(
@@ -123,6 +141,7 @@ def compiled_from(executable: Any) -> Compiled:
         host_output_bytes=memory.host_output_size_in_bytes,
         host_alias_bytes=memory.host_alias_size_in_bytes,
         host_temp_bytes=memory.host_temp_size_in_bytes,
+        note=note,
     )
 
 
@@ -170,8 +189,7 @@ def _run_child(folder: str) -> None:
     else:
         try:
             code = (where / "code.mlirbc").read_bytes()
-            executable = _compat.compile_stablehlo(code, job["target"], job["options"])
-            compiled = compiled_from(executable)
+            compiled = _compile(code, job["target"], job["options"])
             (where / "module.txt").write_text(compiled.hlo_text)
             facts = {f.name: getattr(compiled, f.name) for f in fields(Compiled)}
             del facts["hlo_text"]

@@ -100,16 +100,17 @@ class Verified:
     @property
     def notes(self) -> list[str]:
         """What is assumed or not exact, in sentences."""
-        note = self.device.compile_note
-        return [*([note] if note else []), *self.timeline.notes]
+        said = (self.device.compile_note, self.compiled.note, *self.timeline.notes)
+        return [note for note in said if note]
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
         peak = self.memory.names[self.memory.peak_index] if self.memory.names else ""
+        base_bytes = self.device_bytes - self.compiled.temp_bytes
         lines = [
             f"{self.device.description}: {format_bytes(self.device_bytes)} of "
             f"{format_bytes(self.device.memory_bytes)} (compiled), {verdict}",
-            f"  arguments and outputs  {format_bytes(self.device_bytes - self.compiled.temp_bytes)}",
+            f"  arguments and outputs  {format_bytes(base_bytes)}",
             f"  temporaries            {format_bytes(self.compiled.temp_bytes)}",
             f"  host memory            {format_bytes(self.host_bytes)}",
             f"  step                   {format_seconds(self.step_s)} ({self.time_is})",

@@ -1,0 +1,1 @@
+"""Benchmarks: the commands behind every figure in the README and docs."""

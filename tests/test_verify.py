@@ -1,0 +1,216 @@
+"""Verification through the real GPU compiler, on a machine without a GPU."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxswap import _compat
+from jaxswap._errors import CompileError, MissingCompilerError, UnknownDeviceError
+from jaxswap.model.device import Device
+from jaxswap.verify import target
+from jaxswap.verify.verify import verify
+
+MIB = 2**20
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def step(weights, x):
+    """One step of gradient descent: the smallest real training step."""
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(weights)
+    return weights - 0.1 * grad, loss
+
+
+ARGS = (shape(512, 512), shape(4096, 512))
+
+
+@pytest.mark.gpu_compile
+def test_bytes_are_the_arguments_outputs_and_temporaries():
+    found = verify(step, *ARGS, device="h100-sxm", donate_argnums=0)
+    assert found.compiled.argument_bytes == (512 * 512 + 4096 * 512) * 4
+    assert found.compiled.alias_bytes == 512 * 512 * 4
+    # The activations, 8 MiB, and what XLA adds to compute the loss.
+    assert 8 * MIB <= found.compiled.temp_bytes < 17 * MIB
+    plain = verify(step, *ARGS, device="h100-sxm")
+    assert plain.compiled.alias_bytes == 0
+    assert plain.device_bytes - plain.compiled.temp_bytes == pytest.approx(
+        found.device_bytes - found.compiled.temp_bytes + 512 * 512 * 4
+    )
+
+
+@pytest.mark.gpu_compile
+def test_the_curve_peaks_where_xla_says():
+    found = verify(step, *ARGS, device="h100-sxm", donate_argnums=0)
+    assert found.memory.peak_bytes == pytest.approx(found.device_bytes, rel=0.05)
+    assert "dot_general" in found.hlo_text
+    assert found.source_of(found.memory.buffers[0].name).startswith("test_verify.py:")
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.parametrize("device", ["h100-sxm", "rtx2080ti"])  # Triton dots, library dots
+def test_flops_are_those_of_the_three_dots(device):
+    found = verify(step, *ARGS, device=device)
+    # Forward, and the gradient of the weights; x needs none.
+    assert found.timeline.matrix_flops == 2 * (2 * 4096 * 512 * 512)
+    assert found.time_is == "replayed"
+    assert found.step_s == found.timeline.step_s > 0
+
+
+@pytest.mark.gpu_compile
+def test_a_faster_device_is_faster_and_a_jitted_step_brings_its_donation():
+    jitted = jax.jit(step, donate_argnums=0)
+    fast, slow = (verify(jitted, *ARGS, device=d) for d in ("h100-sxm", "t4"))
+    assert fast.step_s < slow.step_s
+    assert fast.compiled.alias_bytes == 512 * 512 * 4
+
+
+@pytest.mark.gpu_compile
+def test_offloaded_bytes_are_seen_on_the_host_and_on_the_link():
+    def loss(w, x):
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[], names_which_can_be_offloaded=["h"],
+            offload_src="device", offload_dst="pinned_host",
+        )  # fmt: skip
+
+        def layer(w, x):
+            h = checkpoint_name(jnp.tanh(x @ w), "h")
+            return jnp.sin(h @ w)
+
+        return jnp.mean(jax.checkpoint(layer, policy=policy)(w, x) ** 2)
+
+    found = verify(jax.grad(loss), *ARGS, device="h100-sxm")
+    offloaded = 4096 * 512 * 4
+    assert found.host_bytes == offloaded
+    assert found.timeline.to_host_bytes == offloaded
+    assert found.timeline.to_device_bytes >= offloaded
+
+
+@pytest.mark.gpu_compile
+def test_a_scan_is_replayed_with_its_trips():
+    def run(w, x):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=20)[0]
+
+    found = verify(run, *ARGS, device="h100-sxm")
+    assert found.timeline.matrix_flops == 20 * 2 * 4096 * 512 * 512
+    assert found.timeline.notes == ()
+
+
+@pytest.mark.gpu_compile
+def test_too_much_for_the_device_is_an_answer():
+    small = dataclasses.replace(Device.named("rtx4090"), memory_bytes=16 * MIB)
+    found = verify(step, *ARGS, device=small)
+    assert not found.fits
+    assert found.device_bytes > 16 * MIB
+    assert "does not fit" in str(found)
+
+
+@pytest.mark.gpu_compile
+def test_the_summary_says_how_each_number_was_found():
+    found = verify(step, *ARGS, device="v100-16gb")
+    text = str(found)
+    assert "(compiled), fits" in text
+    assert "(replayed)" in text
+    assert "note: compiled for compute capability 7.5" in text
+    assert found.to_json()["time_is"] == "replayed"
+
+
+@pytest.mark.gpu_compile
+def test_a_child_process_compiles_the_same():
+    code = _compat.lower_for_gpu(jax.jit(step), ARGS, {})
+    config = Device.named("a100-40gb").target_config()
+    here = target.compile_here(code, config, {"xla_gpu_autotune_level": 0})
+    child = target._compile_in_child(code, config, {"xla_gpu_autotune_level": 0})
+    assert dataclasses.replace(child, hlo_text="") == dataclasses.replace(here, hlo_text="")
+    assert child.hlo_text.count("fusion(") == here.hlo_text.count("fusion(")
+
+
+@pytest.mark.gpu_compile
+def test_a_dot_that_triton_cannot_tile_untuned_is_compiled_as_a_library_call():
+    # 197 tokens (a vision transformer's) leave no power-of-two tiling.
+    x, w = shape(75648, 384, dtype=jnp.float16), shape(384, 1536, dtype=jnp.float16)
+    found = verify(lambda x, w: x @ w, x, w, device="rtx3090")
+    assert found.timeline.matrix_flops == 2 * 75648 * 384 * 1536
+
+
+@pytest.mark.gpu_compile
+def test_several_gpus_show_their_collectives():
+    script = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxswap import verify
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+put = lambda s, p: jax.ShapeDtypeStruct(s, jnp.float32, sharding=NamedSharding(mesh, p))
+grad = jax.jit(jax.grad(lambda w, x: jnp.mean((x @ w) ** 2)))
+found = verify(grad, put((512, 512), P()), put((4096, 512), P("data")), device="a100-40gb")
+print([e.stream for e in found.timeline.events].count("collective"), found.compiled.argument_bytes)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    collectives, argument_bytes = map(int, done.stdout.split())
+    assert collectives >= 1
+    assert argument_bytes == (512 * 512 + 4096 * 512 // 4) * 4
+
+
+def test_a_function_that_does_not_trace_raises_its_own_error():
+    with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
+        verify(lambda x, y: x @ y, shape(3, 4), shape(5, 6), device="h100-sxm")
+
+
+def test_an_unknown_device_is_named_with_its_neighbours():
+    with pytest.raises(UnknownDeviceError, match="nearest: rtx4090"):
+        verify(step, *ARGS, device="rtx4091")
+
+
+def test_without_the_compiler_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(_compat, "has_gpu_compiler_plugin", lambda: False)
+    with pytest.raises(MissingCompilerError, match=r"pip install 'jaxswap\[gpu-compile\]'"):
+        verify(step, *ARGS, device="h100-sxm")
+
+
+def test_the_compilers_words_are_translated():
+    assert isinstance(target._translate("INTERNAL: ptxas not found"), MissingCompilerError)
+    assert isinstance(target._translate("INTERNAL: bad layout"), CompileError)
+
+
+def test_on_a_machine_without_a_gpu_a_device_must_be_named():
+    if jax.default_backend() == "gpu":
+        pytest.skip("a GPU is attached")
+    with pytest.raises(UnknownDeviceError):
+        verify(step, *ARGS)
+
+
+@pytest.mark.gpu
+def test_an_attached_gpu_is_measured():
+    args = (jnp.ones((512, 512)), jnp.ones((4096, 512)))
+    found = verify(step, *args, donate_argnums=0)
+    assert found.time_is == "measured"
+    assert jnp.isfinite(args[0]).all()  # the caller's arguments are not consumed
+
+
+@pytest.mark.gpu_compile
+def test_no_cuda_toolkit_of_the_machine_is_needed(tmp_path):
+    """The wheels bring ptxas and nvlink: an empty PATH and CUDA_HOME must do."""
+    script = (
+        "import jax, jax.numpy as jnp; from jaxswap import verify; "
+        "print(verify(lambda x: jnp.sin(x @ x), jax.ShapeDtypeStruct((256, 256), jnp.float32), "
+        "device='t4').device_bytes)"
+    )
+    toolkit = ("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")
+    environment = {k: v for k, v in os.environ.items() if k not in toolkit}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env={**environment, "PATH": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert int(done.stdout) >= 2 * 256 * 256 * 4
