@@ -40,7 +40,8 @@ def jaxpr_api() -> Any:
         Literal=core.Literal,
         ShapedArray=core.ShapedArray,
         Var=core.Var,
-        call_primitives=(pjit.jit_p, core.call_p, core.closed_call_p),
+        call_primitives=(core.call_p, core.closed_call_p),
+        custom_primitives=(primitives.custom_jvp_call_p, primitives.custom_vjp_call_p),
         check_jaxpr=core.check_jaxpr,
         cond_p=conditionals.cond_p,
         conv_p=convolution.conv_general_dilated_p,
@@ -178,8 +179,13 @@ def is_on_host(aval: Any) -> bool:
     return getattr(aval, "memory_space", None) == core.MemorySpace.Host
 
 
-def called_jaxpr(eqn: Any) -> Any | None:
-    """The `ClosedJaxpr` of a call that says nothing about where its arrays are, else None."""
+def called_jaxpr(eqn: Any, *, is_differentiated: bool = False) -> Any | None:
+    """The `ClosedJaxpr` of a call that says nothing about where its arrays are, else None.
+
+    Args:
+        eqn: any equation.
+        is_differentiated: whether functions with custom derivatives are plain calls by now.
+    """
     api = jaxpr_api()
     if eqn.primitive is api.jit_p:
         params = eqn.params
@@ -187,7 +193,8 @@ def called_jaxpr(eqn: Any) -> Any | None:
         layouts = (*params["in_layouts"], *params["out_layouts"])
         is_plain = all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
         return params["jaxpr"] if is_plain and not any(layouts) else None
-    if eqn.primitive in api.call_primitives:
+    is_custom = is_differentiated and eqn.primitive in api.custom_primitives
+    if is_custom or eqn.primitive in api.call_primitives:
         inner = eqn.params["call_jaxpr"]
         return inner if isinstance(inner, api.ClosedJaxpr) else api.ClosedJaxpr(inner, ())
     return None

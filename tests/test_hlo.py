@@ -65,6 +65,15 @@ def test_sources_come_from_the_frame_tables():
     assert module.source_of(module.entry.by_name["x"]) == ""
 
 
+def test_a_nameless_fusion_is_named_after_its_root():
+    text = MODULE.replace("negate(%a)", 'negate(%a), metadata={op_name="root" stack_frame_id=1}')
+    module = parse_module(text.replace('metadata={op_name="jit(f)', 'other={op="jit(f)'))
+    fusion = module.entry.by_name["k"]
+    assert fusion.op_name == ""
+    assert module.named(fusion).op_name == "root"
+    assert module.source_of(fusion) == "train.py:7"
+
+
 def test_donated_arguments_are_known():
     assert parse_module(MODULE).aliased_outputs == {0: 1, 2: 0}
 

@@ -28,7 +28,7 @@ class Decision:
         window_ops: how many heavy ops the copy to the host may take before its bytes must
             be gone. At 1 the next heavy op waits for it.
         reload_ahead_ops: how many heavy ops before its first use in the backward pass the
-            reload starts. At 0 it starts when the op before that use is done.
+            reload starts. At 0 it starts when all else that the use needs is there.
 
     Example:
         >>> Decision(action="offload", window_ops=3).window_ops

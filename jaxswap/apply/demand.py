@@ -1,7 +1,7 @@
 """Demand: how does the backward pass come by the values it needs?
 
 Input: a program (equations in order) whose forward and backward equations are known, and a
-policy that says what to do with each value. Output: the program in which every value that
+ledger that says what to do with each value. Output: the program in which every value that
 the backward pass reads is kept, reloaded or recomputed, at the last moment: in front of the
 first backward equation that needs it.
 
@@ -10,259 +10,269 @@ own: without it XLA would find the same op in the forward pass, merge the two, a
 what was to be forgotten. `order.py` later ties gates to the op they have to wait for.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Container, Sequence
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.decision import Decision
+from jaxswap.apply.decision import Action, Decision
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
-from jaxswap.apply.place import TURN, VALUE, can_offload, can_recompute
+from jaxswap.apply.place import can_offload, can_recompute
+from jaxswap.apply.program import Ledger, Part, Program, Served, find_dependents
+
+# A value that comes back is let go again if it is not read for this many heavy ops and
+# coming back once more is cheap: one copy, or few ops, none of them heavy.
+_MAX_IDLE_OPS = 8
+_MAX_CHEAP_EQNS = 16
+
+# Ops that compare with, or select, a number. XLA spreads the number out, shares the spread
+# array between all ops of that shape, and may then keep it in memory from end to end.
+_SPREADERS = frozenset(
+    ("max", "min", "gt", "ge", "lt", "le", "eq", "ne", "select_n", "broadcast_in_dim")
+)
 
 
-@dataclass(slots=True)
-class Ledger:
-    """What was decided, and what became of it, while a step is rewritten.
-
-    Attributes:
-        decide: the decision for a value by name; None asks for the default.
-        min_heavy_bytes: ops that touch less are not heavy.
-        copies: variables in host memory, with the name and decision of their value.
-        reloads: variables that were reloaded, likewise.
-        offloaded: names of the values that are really offloaded.
-        demoted: names that could not be treated as decided, and why.
-    """
-
-    decide: Callable[[str | None], Decision]
-    min_heavy_bytes: int
-    copies: dict[Var, tuple[str, Decision]] = field(default_factory=dict)
-    reloads: dict[Var, tuple[str, Decision]] = field(default_factory=dict)
-    offloaded: list[str] = field(default_factory=list)
-    demoted: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class Program:
-    """Equations in order, each with its part in the differentiation.
-
-    Attributes:
-        arguments: variables defined from the start that cost nothing to hold on to.
-        carried: variables defined from the start that are new in every iteration of a loop.
-        eqns: the equations.
-        is_forward: whether an equation belongs to the function that is differentiated.
-        is_backward: whether it belongs to the backward pass, and is served on demand.
-        cotangents: variables that are cotangents, besides those that depend on them.
-        outs: what the forward pass returns.
-        backward_outs: what the backward pass returns.
-        prefix: names of this program's values start so.
-        is_body: whether it is an iteration of a loop; the next iterations of the forward
-            pass then come between its forward and its backward part.
-    """
-
-    arguments: Sequence[Var]
-    carried: Sequence[Var]
-    eqns: list[Eqn]
-    is_forward: list[bool]
-    is_backward: list[bool]
-    cotangents: set[Var]
-    outs: list[Atom]
-    backward_outs: list[Atom]
-    prefix: str
-    is_body: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """A program whose backward pass is served: equations, and which are on its side."""
-
-    eqns: list[Eqn]
-    is_backward: list[bool]
-    outs: list[Atom]
-    backward_outs: list[Atom]
-
-
-def find_dependents(eqns: Sequence[Eqn], seeds: set[Var]) -> set[Var]:
-    """The variables that depend on one of `seeds`, themselves included."""
-    found = set(seeds)
-    for eqn in eqns:
-        if any(v in found for v in jaxprs.variables(eqn.invars)):
-            found.update(eqn.outvars)
-    return found
-
-
-def strip_names(program: Program) -> dict[Var, str]:
-    """Takes the names out of a program (in place) and returns which value has which."""
-    env: Env = {}
-    names: dict[Var, str] = {}
-    kept = []
-    for eqn, forward, backward in zip(
-        program.eqns, program.is_forward, program.is_backward, strict=True
-    ):
-        eqn = jaxprs.substitute(eqn, env)
-        label = eqn.params["name"] if eqn.primitive is jx.name_p else ""
-        own = label.startswith(VALUE + program.prefix)
-        if eqn.primitive is not jx.name_p or not (own or forward):
-            kept.append((eqn, forward, backward))
-            continue
-        (source,) = eqn.invars
-        env[eqn.outvars[0]] = source
-        if own and not isinstance(source, jx.Literal):
-            names[source] = label.removeprefix(VALUE)
-    program.eqns = [eqn for eqn, _, _ in kept]
-    program.is_forward = [forward for _, forward, _ in kept]
-    program.is_backward = [backward for _, _, backward in kept]
-    program.outs = [jaxprs.read(env, v) for v in program.outs]
-    program.backward_outs = [jaxprs.read(env, v) for v in program.backward_outs]
-    program.cotangents = {jaxprs.read(env, v) for v in program.cotangents}
-    return names
-
-
-def serve(program: Program, ledger: Ledger) -> Served:
-    """Rewrites a program so that its backward pass gets every value as decided."""
-    from jaxswap.apply import loops
-
-    names = strip_names(program)
-    regions = _open_remat_regions(program, names)
-    loops.rewrite_pairs(program, ledger)
-    return _Server(program, ledger, names, *regions).run()
-
-
-def _open_remat_regions(program: Program, names: dict[Var, str]) -> tuple[set[int], set[Var]]:
-    """Inlines the user's `jax.checkpoint` regions of the backward pass (in place).
-
-    Their recomputation goes on demand like ours. What they saved stays saved, unless it is
-    a value that was decided about.
-
-    Returns:
-        The positions of the equations that only recompute, and the saved variables.
-    """
-    dependents = find_dependents(program.eqns, program.cotangents)
-    eqns, forward, backward = [], [], []
-    lazy: set[int] = set()
-    saved: set[Var] = set()
-    env: Env = {}
-    for eqn, is_forward, is_backward in zip(
-        program.eqns, program.is_forward, program.is_backward, strict=True
-    ):
-        eqn = jaxprs.substitute(eqn, env)
-        inputs = jaxprs.variables(eqn.invars)
-        is_region = eqn.primitive is jx.remat_p and eqn.params["differentiated"]
-        if not (is_region and is_backward and any(v in dependents for v in inputs)):
-            eqns.append(eqn)
-            forward.append(is_forward)
-            backward.append(is_backward)
-            continue
-        saved.update(v for v in inputs if v not in names and v not in dependents)
-        body = jaxprs.inline_calls(jx.ClosedJaxpr(eqn.params["jaxpr"], ()))
-        _, invars, inner, outs = jaxprs.rename_jaxpr(body)
-        inner_env = dict(zip(invars, eqn.invars, strict=True))
-        inner = [jaxprs.substitute(e, inner_env) for e in inner]
-        dependents |= find_dependents(inner, {v for v in inputs if v in dependents})
-        for e in inner:
-            is_lazy = not any(v in dependents for v in jaxprs.variables(e.invars))
-            if is_lazy:
-                lazy.add(len(eqns))
-            eqns.append(e)
-            forward.append(is_lazy)
-            backward.append(not is_lazy)
-        env.update(
-            zip(eqn.outvars, [jaxprs.read(inner_env, v) for v in outs], strict=True)
-        )
-    program.eqns, program.is_forward, program.is_backward = eqns, forward, backward
-    program.outs = [jaxprs.read(env, v) for v in program.outs]
-    program.backward_outs = [jaxprs.read(env, v) for v in program.backward_outs]
-    return lazy, saved
+def serve(program: Program, ledger: Ledger, names: dict[Var, str]) -> Served:
+    """Emits a program again, so that its backward pass gets every value as decided."""
+    return _Server(program, ledger, names).run()
 
 
 class _Server:
     """Walks a program once, and emits in front of each backward equation what it needs."""
 
-    def __init__(self, program, ledger, names, lazy, saved):
+    def __init__(self, program: Program, ledger: Ledger, names: dict[Var, str]):
         self.program, self.ledger, self.names = program, ledger, names
-        self.lazy, self.saved = lazy, saved
         self.producer: dict[Var, int] = {
             v: i
-            for i, eqn in enumerate(program.eqns)
-            if program.is_forward[i]
+            for i, (eqn, part) in enumerate(zip(program.eqns, program.parts, strict=True))
+            if part in (Part.FORWARD, Part.LAZY)
             for v in eqn.outvars
         }
+        self.dependents = find_dependents(program.eqns, program.cotangents)
         self.arguments = set(program.arguments)
         self.out: list[tuple[Eqn, bool]] = []
-        self.gates: Env = {}
         self.ready: Env = {}  # what stands for a value in the backward pass
-        self.host: Env = {}
-        self._siblings: dict[int, bool] = {}
-        self._actions: dict[Var, str] = {}
+        self.served_at: dict[Var, int] = {}
+        self.gates: dict[tuple[Var, int], Var] = {}
+        self.numbers: dict[tuple, Var] = {}
+        self.host: dict[Var, Eqn] = {}
+        self.carrier: Var | None = None  # the gradient that the op being served reads
         self.num_heavy = 0  # heavy ops so far: the time
         self.made_at: dict[Var, int] = {}
         self.read_at: dict[Var, int] = {}  # when the forward pass read a value last
+        self._actions: dict[Var, Action] = {}
 
     def run(self) -> Served:
         program = self.program
-        for i, eqn in enumerate(program.eqns):
-            if program.is_backward[i]:
-                self._emit(self.serve_inputs(eqn), True)
-            elif i not in self.lazy:
+        for eqn, part in zip(program.eqns, program.parts, strict=True):
+            if part is Part.BACKWARD or (part is Part.LAZY and eqn.effects):
+                self._emit(self._serve_inputs(eqn), True)
+            elif part is not Part.LAZY:
                 self._emit(eqn, False)
-            elif eqn.effects:
-                self._emit(self.serve_inputs(eqn), True)
-        is_lazy = lambda v: not isinstance(v, jx.Literal) and self.producer.get(v) in self.lazy
-        outs = [self.serve(v) if is_lazy(v) else v for v in program.outs]
-        backward_outs = [self.serve(v) for v in program.backward_outs]
-        eqns = self._with_offloads()
+        outs = [self._serve(v) if self._is_lazy(v) else v for v in program.outs]
+        backward_outs = [self._serve(v) for v in program.backward_outs]
+        placed = self._with_offloads()
         return Served(
-            eqns=[eqn for eqn, _ in eqns],
-            is_backward=[side for _, side in eqns],
+            eqns=[eqn for eqn, _ in placed],
+            is_backward=[side for _, side in placed],
             outs=outs,
             backward_outs=backward_outs,
         )
 
-    def serve_inputs(self, eqn: Eqn) -> Eqn:
-        env = {v: self.serve(v) for v in jaxprs.variables(eqn.invars)}
-        return jaxprs.substitute(eqn, env)
-
-    def serve(self, atom: Atom) -> Atom:
-        """What a backward equation reads for `atom`; emits what has to happen for it."""
-        if isinstance(atom, jx.Literal):
-            return atom
-        if atom not in self.ready:
-            action = self.action(atom)
-            if action == "keep":
-                self.ready[atom] = atom
-            elif action == "offload":
-                self._reload(atom)
-            else:
-                self._recompute(atom)
-        return self.ready[atom]
-
     def _emit(self, eqn: Eqn, is_backward: bool) -> None:
+        if is_backward:
+            eqn = self._gate_numbers(eqn)
         self.out.append((eqn, is_backward))
         self.num_heavy += is_heavy(eqn, self.ledger.min_heavy_bytes)
         if not is_backward:
             self.read_at.update((v, self.num_heavy) for v in jaxprs.variables(eqn.invars))
             self.made_at.update((v, self.num_heavy) for v in eqn.outvars)
 
-    def action(self, var: Var) -> str:
-        """What happens to a value, decided when the backward pass first asks for it."""
+    # What a backward equation reads.
+
+    def _serve_inputs(self, eqn: Eqn) -> Eqn:
+        inputs = jaxprs.variables(eqn.invars)
+        if is_heavy(eqn, self.ledger.min_heavy_bytes):
+            gradients = [v for v in inputs if v in self.dependents]
+            size = lambda v: jaxprs.size_bytes(v.aval)
+            self.carrier = max(gradients, key=size, default=None)
+        env = {v: self._serve(v) for v in inputs}
+        self.carrier = None
+        return jaxprs.substitute(eqn, env)
+
+    def _serve(self, atom: Atom) -> Atom:
+        """What stands for `atom` in the backward pass; emits what has to happen for it."""
+        if isinstance(atom, jx.Literal):
+            return atom
+        action = self._action(atom)
+        if atom not in self.ready or self._is_idle(atom, action):
+            if action == "keep":
+                self.ready[atom] = atom
+            elif action == "offload":
+                self._reload(atom)
+            else:
+                self._recompute(atom)
+        self.served_at[atom] = self.num_heavy
+        return self.ready[atom]
+
+    def _is_idle(self, var: Var, action: Action) -> bool:
+        """Whether a value should come back once more, rather than have stayed for long."""
+        if self.num_heavy - self.served_at.get(var, self.num_heavy) <= _MAX_IDLE_OPS:
+            return False
+        if action == "recompute":
+            return self._forget_cheap(var)
+        return action == "offload"
+
+    def _forget_cheap(self, var: Var) -> bool:
+        eqns = self.program.eqns
+        needed = self._find_needed(var, ready=set(), limit=_MAX_CHEAP_EQNS)
+        if needed is None or any(is_heavy(eqns[i], self.ledger.min_heavy_bytes) for i in needed):
+            return False
+        for index in needed:
+            for v in eqns[index].outvars:
+                self.ready.pop(v, None)
+        return True
+
+    def _reload(self, var: Var) -> None:
+        name = self.names.get(var, "")
+        decision = self.ledger.decide(name or None)
+        if var not in self.host:
+            self.host[var] = _compat.new_copy_eqn(var, to_host=True)
+            self.ledger.offloaded.append(name)
+        (host,) = self.host[var].outvars
+        carrier = None if decision.reload_ahead_ops else self.carrier
+        copy_back = _compat.new_copy_eqn(self._gate(host, carrier), to_host=False)
+        self._emit(copy_back, True)
+        self.ready[var] = copy_back.outvars[0]
+        self.ledger.copies[host] = decision
+        self.ledger.reloads[copy_back.outvars[0]] = decision
+
+    def _recompute(self, var: Var) -> None:
+        """Clones the forward equations that lead to `var` from what is there."""
+        for index in sorted(self._find_needed(var, ready=self.ready) or ()):
+            eqn = self.program.eqns[index]
+            env = {v: self._serve_clone(v) for v in jaxprs.variables(eqn.invars)}
+            copied = jaxprs.clone(eqn, env)
+            self._emit(copied, True)
+            for original, new in zip(eqn.outvars, copied.outvars, strict=True):
+                if self._action(original) == "recompute":
+                    self.ready[original] = new
+                    self.served_at[original] = self.num_heavy
+
+    def _find_needed(
+        self, var: Var, *, ready: Container[Var], limit: float = math.inf
+    ) -> set[int] | None:
+        """The equations to run again for `var`, or None if they are more than `limit`."""
+        needed: set[int] = set()
+        stack = [var]
+        while stack:
+            v = stack.pop()
+            index = self.producer.get(v)
+            if index is None or index in needed or v in ready:
+                continue
+            if self._action(v) == "recompute":
+                needed.add(index)
+                stack.extend(jaxprs.variables(self.program.eqns[index].invars))
+                if len(needed) > limit:
+                    return None
+        return needed
+
+    def _serve_clone(self, var: Var) -> Var:
+        action = self._action(var)
+        if action == "recompute" or var in self.dependents:
+            return self._serve(var)
+        if action == "offload":
+            var = self._serve(var)
+            return var if self.carrier is None else self._gate(var, self.carrier)
+        return self._gate(var, self.carrier)
+
+    # Gates.
+
+    def _gate(self, source: Atom, carrier: Var | None = None) -> Var:
+        """A gate for `source`, or the one it has.
+
+        The inputs of a heavy op are made for it alone: they need not be there before the
+        gradient that it reads, and their gates wait for that `carrier`.
+        """
+        key = (source, self.num_heavy)
+        if isinstance(source, jx.Literal) or key not in self.gates:
+            gated = jx.Var(source.aval)
+            eqn = jx.new_eqn([source], [gated], jx.optimization_barrier_p, {}, set())
+            self.out.append((eqn, True))
+            if isinstance(source, jx.Literal):
+                return gated
+            self.gates[key] = gated
+            if carrier is not None:
+                self.ledger.late_gates[gated] = carrier
+        return self.gates[key]
+
+    def _gate_numbers(self, eqn: Eqn) -> Eqn:
+        size = max((jaxprs.size_bytes(v.aval) for v in eqn.outvars), default=0)
+        if eqn.primitive.name not in _SPREADERS or size < self.ledger.min_heavy_bytes:
+            return eqn
+
+        def read(atom: Atom) -> Atom:
+            if not isinstance(atom, jx.Literal) or atom.aval.shape:
+                return atom
+            key = (self.num_heavy, str(atom.val), atom.aval)
+            if key not in self.numbers:
+                self.numbers[key] = self._gate(atom)
+            return self.numbers[key]
+
+        return eqn.replace(invars=[read(v) for v in eqn.invars])
+
+    # What happens to a value.
+
+    def _is_lazy(self, atom: Atom) -> bool:
+        index = None if isinstance(atom, jx.Literal) else self.producer.get(atom)
+        return index is not None and self.program.parts[index] is Part.LAZY
+
+    def _action(self, var: Var) -> Action:
+        """What happens to a value, settled when the backward pass first asks for it."""
         if var not in self._actions:
-            self._actions[var] = self._decide(var)
+            self._actions[var] = self._settle(var)
         return self._actions[var]
 
-    def _decide(self, var: Var) -> str:
-        """What was decided about a value, as far as its kind and its time allow it."""
+    def _settle(self, var: Var) -> Action:
         index, name = self.producer.get(var), self.names.get(var)
-        if index is not None and index in self.lazy:
+        if self._is_lazy(var):
             return "recompute"
-        if name is None and (index is None or var in self.saved):
+        if name is None and (index is None or var in self.program.saved):
             return "keep"
         decision = self.ledger.decide(name)
         if decision.action == "offload":
-            return self._can_offload(var, name)
-        if decision.action == "recompute":
-            return self._can_recompute(var, index, name)
+            reason = self._why_not_offload(var, decision)
+        elif decision.action == "recompute":
+            reason = self._why_not_recompute(var, index, name, decision)
+        else:
+            return "keep"
+        if reason is None:
+            return decision.action
+        if name is not None:
+            self.ledger.demoted[name] = f"kept: {reason}"
         return "keep"
+
+    def _why_not_offload(self, var: Var, decision: Decision) -> str | None:
+        if not can_offload(var.aval) or _compat.is_on_host(var.aval):
+            return "its type cannot be in host memory"
+        if var in self.arguments and var not in self.producer:
+            return "it is an argument, whose memory is the caller's"
+        return None if self._is_gone(var, decision) else _NOT_GONE
+
+    def _why_not_recompute(
+        self, var: Var, index: int | None, name: str | None, decision: Decision
+    ) -> str | None:
+        if index is None or not can_recompute(self.program.eqns[index]):
+            return "nothing it can be recomputed from"
+        if name is None and self._has_saved_sibling(index):
+            return "the op that makes it has another result, which is saved"
+        return None if self._is_gone(var, decision) else _NOT_GONE
+
+    def _has_saved_sibling(self, index: int) -> bool:
+        outvars = self.program.eqns[index].outvars
+        named = [self.names[v] for v in outvars if v in self.names] if outvars[1:] else []
+        return any(self.ledger.decide(name).action != "recompute" for name in named)
 
     def _is_gone(self, var: Var, decision: Decision) -> bool:
         """Whether a heavy op would run between the end of a value and its return.
@@ -280,86 +290,7 @@ class _Server:
             back_at -= decision.reload_ahead_ops
         return left_at < back_at
 
-    def _can_offload(self, var: Var, name: str | None) -> str:
-        reason = None
-        if _compat.is_on_host(var.aval):
-            return "keep"
-        if not can_offload(var.aval):
-            reason = "its type cannot be in host memory"
-        elif var in self.arguments and var not in self.producer:
-            reason = "it is an argument, whose memory is the caller's"
-        elif not self._is_gone(var, self.ledger.decide(name)):
-            reason = "it is wanted again before it would have left"
-        if reason is None:
-            return "offload"
-        if name is not None:
-            self.ledger.demoted[name] = f"kept: {reason}"
-        return "keep"
-
-    def _can_recompute(self, var: Var, index: int | None, name: str | None) -> str:
-        if index is None or not can_recompute(self.program.eqns[index]):
-            return "keep"
-        if name is None and self._has_saved_sibling(index):
-            return "keep"
-        return "recompute" if self._is_gone(var, self.ledger.decide(name)) else "keep"
-
-    def _has_saved_sibling(self, index: int) -> bool:
-        """Whether an op of several results runs no second time for the sake of one."""
-        if index not in self._siblings:
-            outvars = self.program.eqns[index].outvars
-            named = [self.names[v] for v in outvars if v in self.names] if outvars[1:] else []
-            decisions = (self.ledger.decide(name) for name in named)
-            self._siblings[index] = any(d.action != "recompute" for d in decisions)
-        return self._siblings[index]
-
-    def _reload(self, var: Var) -> None:
-        name = self.names.get(var, "")
-        decision = self.ledger.decide(name or None)
-        if var not in self.host:
-            self.host[var] = _compat.new_copy_eqn(var, to_host=True)
-            if name:
-                self.ledger.offloaded.append(name)
-        host = self.host[var].outvars[0]
-        self.ledger.copies[host] = (name, decision)
-        copy = _compat.new_copy_eqn(self._gate(host), to_host=False)
-        self._emit(copy, True)
-        self.ready[var] = copy.outvars[0]
-        self.ledger.reloads[copy.outvars[0]] = (name, decision)
-
-    def _recompute(self, var: Var) -> None:
-        """Clones the forward equations that lead to `var` from what is there."""
-        needed: set[int] = set()
-        stack = [var]
-        while stack:
-            v = stack.pop()
-            index = self.producer.get(v)
-            if v in self.ready or index in needed or self.action(v) != "recompute":
-                continue
-            needed.add(index)
-            stack.extend(jaxprs.variables(self.program.eqns[index].invars))
-        for index in sorted(needed):
-            eqn = self.program.eqns[index]
-            env = {v: self._clone_input(v) for v in jaxprs.variables(eqn.invars)}
-            copied = jaxprs.clone(eqn, env)
-            self._emit(copied, True)
-            for original, new in zip(eqn.outvars, copied.outvars, strict=True):
-                if self.action(original) == "recompute":
-                    self.ready[original] = new
-
-    def _clone_input(self, var: Var) -> Var:
-        if self.action(var) == "keep":
-            return self._gate(var)
-        return self.serve(var)
-
-    def _gate(self, var: Var) -> Var:
-        if var not in self.gates:
-            gated = jx.Var(var.aval)
-            eqn = jx.new_eqn([var], [gated], jx.optimization_barrier_p, {}, set())
-            self._emit(eqn, True)
-            self.gates[var] = gated
-        return self.gates[var]
-
-    def _with_offloads(self) -> list[tuple[Eqn, bool]]:
+    def _with_offloads(self) -> Sequence[tuple[Eqn, bool]]:
         """Puts each copy to the host right behind the equation that makes its value."""
         waiting = dict(self.host)
         carried = [v for v in self.program.carried if v in waiting]
@@ -371,14 +302,4 @@ class _Server:
         return placed
 
 
-def is_turn(eqn: Eqn, index: int | None = None) -> bool:
-    """Whether an equation marks where a backward pass starts."""
-    if eqn.primitive is not jx.name_p or not eqn.params["name"].startswith(TURN):
-        return False
-    return index is None or eqn.params["name"] == f"{TURN}{index}"
-
-
-def find_turns(jaxpr: Any) -> list[int]:
-    """The indices of the backward passes that start in this jaxpr, not deeper."""
-    names = [e.params["name"] for e in jaxpr.eqns if is_turn(e)]
-    return sorted({int(name.removeprefix(TURN)) for name in names})
+_NOT_GONE = "it is wanted again before it would have left"

@@ -9,7 +9,11 @@ from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, jx
 
 _HEAVY = (jx.dot_p, jx.conv_p, jx.ragged_dot_p)
-_HEAVY_NAMES = ("pallas_call", "ffi_call", "custom_call", "triton_kernel_call", "fft", "sort")
+_HEAVY_NAMES = frozenset(
+    ("pallas_call", "ffi_call", "custom_call", "triton_kernel_call", "fft", "sort")
+    + ("select_and_scatter_add", "select_and_gather_add", "reduce_window_max")
+    + ("reduce_window_sum", "reduce_window")
+)
 _LOOPS = (jx.scan_p, jx.while_p, jx.cond_p)
 
 

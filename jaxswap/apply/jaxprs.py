@@ -67,11 +67,12 @@ def with_equations(jaxpr: Any, eqns: Sequence[Eqn], **changes: Any) -> Any:
     return jaxpr.replace(eqns=list(eqns), effects=effects, debug_info=debug_info, **parts)
 
 
-def inline_calls(closed: Any) -> Any:
+def inline_calls(closed: Any, *, is_differentiated: bool = False) -> Any:
     """Replaces calls (`jit` and its kin) by what they call, at every depth of calls.
 
-    Calls that carry shardings or layouts mean something by themselves, and stay. Bodies of
-    loops and branches are not entered.
+    Calls that carry shardings or layouts mean something by themselves, and stay. Functions
+    with custom derivatives stay until the program is differentiated. Bodies of loops and
+    branches are not entered.
     """
     jaxpr = closed.jaxpr
     constvars, consts = list(jaxpr.constvars), list(closed.consts)
@@ -79,7 +80,7 @@ def inline_calls(closed: Any) -> Any:
 
     def run(inner: Any, env: Env, stack: Any, is_copy: bool) -> None:
         for eqn in inner.eqns:
-            called = _compat.called_jaxpr(eqn)
+            called = _compat.called_jaxpr(eqn, is_differentiated=is_differentiated)
             if called is None:
                 eqn = clone(eqn, env) if is_copy else substitute(eqn, env)
                 eqns.append(_under(eqn, stack))

@@ -15,6 +15,14 @@ from typing import Any
 
 from jaxswap.apply import demand, jaxprs
 from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
+from jaxswap.apply.program import (
+    Ledger,
+    Part,
+    Program,
+    Served,
+    find_dependents,
+    open_program,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +49,16 @@ class _Scan:
         return self.eqn.params["num_carry"]
 
 
-def rewrite_pairs(program: "demand.Program", ledger: "demand.Ledger") -> None:
+def serve_program(program: Program, ledger: Ledger) -> Served:
+    """Serves the backward pass of a program, and of the loops in it."""
+    names = open_program(program)
+    rewrite_pairs(program, ledger)
+    return demand.serve(program, ledger, names)
+
+
+def rewrite_pairs(program: Program, ledger: Ledger) -> None:
     """Rewrites every pair of a forward and a backward scan in a program (in place)."""
-    dependents = demand.find_dependents(program.eqns, program.cotangents)
+    dependents = find_dependents(program.eqns, program.cotangents)
     for f, b in _find_pairs(program):
         forward, backward = program.eqns[f], program.eqns[b]
         linked = _find_links(program, f, b)
@@ -53,15 +68,15 @@ def rewrite_pairs(program: "demand.Program", ledger: "demand.Ledger") -> None:
             )
 
 
-def _find_pairs(program: "demand.Program") -> list[tuple[int, int]]:
+def _find_pairs(program: Program) -> list[tuple[int, int]]:
     """Positions of scans that hand residuals on: (forward, backward), each at most once."""
     maker: dict[Var, int] = {}
-    for i, eqn in enumerate(program.eqns):
-        if program.is_forward[i] and eqn.primitive is jx.scan_p:
+    for i, (eqn, part) in enumerate(program):
+        if part is Part.FORWARD and eqn.primitive is jx.scan_p:
             maker.update((v, i) for v in eqn.outvars[eqn.params["num_carry"] :])
     pairs: dict[int, int] = {}
-    for i, eqn in enumerate(program.eqns):
-        if not program.is_backward[i] or eqn.primitive is not jx.scan_p:
+    for i, (eqn, part) in enumerate(program):
+        if part is not Part.BACKWARD or eqn.primitive is not jx.scan_p:
             continue
         first_xs = eqn.params["num_consts"] + eqn.params["num_carry"]
         makers = {maker[v] for v in jaxprs.variables(eqn.invars[first_xs:]) if v in maker}
@@ -72,7 +87,7 @@ def _find_pairs(program: "demand.Program") -> list[tuple[int, int]]:
     return sorted(pairs.items())
 
 
-def _find_links(program: "demand.Program", f: int, b: int) -> dict[int, int]:
+def _find_links(program: Program, f: int, b: int) -> dict[int, int]:
     """Which inputs of the backward scan are residuals: its input → the forward's output.
 
     A residual that anything else reads as well is an ordinary result of the loop.
@@ -94,7 +109,7 @@ def _find_links(program: "demand.Program", f: int, b: int) -> dict[int, int]:
 
 
 def _open(eqn: Eqn) -> _Scan:
-    body = jaxprs.inline_calls(eqn.params["jaxpr"])
+    body = jaxprs.inline_calls(eqn.params["jaxpr"], is_differentiated=True)
     constvars, invars, eqns, outs = jaxprs.rename_jaxpr(body)
     return _Scan(
         eqn=eqn, constvars=constvars, consts=body.consts, invars=invars, eqns=eqns, outs=outs
@@ -106,7 +121,7 @@ def _rewrite_pair(
     backward_eqn: Eqn,
     links: dict[int, int],
     dependents: set[Var],
-    ledger: "demand.Ledger",
+    ledger: Ledger,
 ) -> tuple[Eqn, Eqn]:
     forward, backward = _open(forward_eqn), _open(backward_eqn)
     env = {backward.invars[i]: forward.outs[j] for i, j in links.items()}
@@ -116,19 +131,18 @@ def _rewrite_pair(
     # A carry is not the caller's memory: every iteration's has to be kept or offloaded.
     carried = forward.invars[forward.first_carry : forward.first_xs]
     start = [*forward.constvars, *forward.invars, *backward.constvars, *backward.invars]
-    program = demand.Program(
+    program = Program(
         arguments=[v for v in start if v not in set(carried)],
         carried=carried,
         eqns=forward.eqns + backward_eqns,
-        is_forward=[True] * len(forward.eqns) + [False] * len(backward_eqns),
-        is_backward=[False] * len(forward.eqns) + [True] * len(backward_eqns),
+        parts=[Part.FORWARD] * len(forward.eqns) + [Part.BACKWARD] * len(backward_eqns),
         cotangents=cotangents,
         outs=[forward.outs[j] for j in plain],
         backward_outs=[jaxprs.read(env, v) for v in backward.outs],
         prefix="",
         is_body=True,
     )
-    return _close(forward, backward, links, plain, demand.serve(program, ledger))
+    return _close(forward, backward, links, plain, serve_program(program, ledger))
 
 
 def _find_cotangents(backward: _Scan, dependents: set[Var]) -> set[Var]:
@@ -140,7 +154,7 @@ def _find_cotangents(backward: _Scan, dependents: set[Var]) -> set[Var]:
     }
     carry = backward.invars[backward.first_carry : backward.first_xs]
     while True:
-        reached = demand.find_dependents(backward.eqns, found)
+        reached = find_dependents(backward.eqns, found)
         more = {
             v
             for v, out in zip(carry, backward.outs, strict=False)
@@ -156,7 +170,7 @@ def _close(
     backward: _Scan,
     links: dict[int, int],
     plain: list[int],
-    served: "demand.Served",
+    served: Served,
 ) -> tuple[Eqn, Eqn]:
     """Takes a served iteration apart again, and stacks what crosses over."""
     sides = list(zip(served.eqns, served.is_backward, strict=True))

@@ -19,10 +19,11 @@ from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.demand import Ledger
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
+from jaxswap.apply.program import Ledger
 
+_SPREADERS = ("broadcast_in_dim", "iota")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter-add",
                "scatter_add", "argmax", "argmin")  # fmt: skip
 
@@ -66,6 +67,8 @@ class _Pinner:
         self.eqns = eqns
         self.outvars = jaxpr.outvars
         self.arguments = {*jaxpr.constvars, *jaxpr.invars}
+        spread = {v for e in eqns if e.primitive.name in _SPREADERS for v in e.outvars}
+        self.poor_carriers = self.arguments | spread  # not in memory, or not ours
         self.uses = Counter(v for e in eqns for v in jaxprs.variables(e.invars))
         self.uses.update(jaxprs.variables(jaxpr.outvars))
         self.env: Env = {}
@@ -86,6 +89,9 @@ class _Pinner:
                 continue
             if is_heavy_op:
                 self._tie_order(eqn, segment)
+            if eqn.outvars and eqn.outvars[0] in self.ledger.late_gates:
+                self._tie_late(eqn)
+                continue
             self._emit(eqn, segment if is_heavy_op else None)
             if _is_offload(eqn):
                 self._await_copy(eqn.outvars[0], segment)
@@ -106,12 +112,12 @@ class _Pinner:
         gate_of: dict[Var, tuple[int, Eqn]] = {}
         segment = 0
         for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
-            if _is_gate(eqn):
+            if _is_gate(eqn) and eqn.outvars[0] not in self.ledger.late_gates:
                 gate_of[eqn.outvars[0]] = (segment, eqn)
             elif eqn.outvars and eqn.outvars[0] in self.ledger.reloads:
-                _, decision = self.ledger.reloads[eqn.outvars[0]]
-                at, gate = gate_of.pop(eqn.invars[0])
-                made = made_in.get(gate.invars[0], -1)
+                decision = self.ledger.reloads[eqn.outvars[0]]
+                at, gate = gate_of.pop(eqn.invars[0], (segment, None))
+                made = segment if gate is None else made_in.get(gate.invars[0], -1)
                 earliest = made + decision.window_ops
                 target = min(at, max(at - decision.reload_ahead_ops, earliest))
                 if made < target:
@@ -120,14 +126,15 @@ class _Pinner:
             made_in.update((v, segment) for v in eqn.outvars)
             segment += is_heavy_op
         for at, gate in gate_of.values():
-            if made_in.get(gate.invars[0], -1) < at:
+            (source,) = gate.invars
+            if isinstance(source, jx.Literal) or made_in.get(source, -1) < at:
                 gates[at].append(gate)
         return gates, moved
 
     def _open_segment(self, segment, heavy_eqn, gates, moved) -> None:
         group = gates.get(segment, [])
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
-        self.uses.subtract(g.invars[0] for g in group)
+        self.uses.subtract(v for g in group for v in jaxprs.variables(g.invars))
         anchor = self._choose_anchor(heavy_eqn)
         if anchor is not None and group:
             *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
@@ -136,10 +143,21 @@ class _Pinner:
         for gate, new in zip(group, fresh, strict=True):
             # Whoever reads it later reads it from here too: of a donated argument with two
             # readers, one on each side of a barrier, XLA makes a copy.
-            self.env[gate.outvars[0]] = self.env[gate.invars[0]] = new
+            self.env.update(dict.fromkeys(jaxprs.variables(gate.invars), new))
+            self.env[gate.outvars[0]] = new
             self.depth[gate.outvars[0]] = segment - 1
         for eqn in moved.get(segment, []):
             self._emit(eqn, None)
+
+    def _tie_late(self, gate: Eqn) -> None:
+        """Makes what a heavy op's input is recomputed from wait for the op's gradient."""
+        (source,), (gated,) = gate.invars, gate.outvars
+        carrier = self.ledger.late_gates[gated]
+        self.uses.subtract([source])
+        tied = [source, carrier]
+        new, self.env[carrier] = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
+        self.env[gated] = new
+        self.env[source] = new
 
     def _choose_anchor(self, eqn: Eqn | None) -> Var | None:
         """The largest result of a heavy op that is still to be read on the device."""
@@ -161,7 +179,7 @@ class _Pinner:
             wait += self._last_result()
         wait += [v for v in self.unread if self.uses[v] and v not in wait]
         self.unread = []
-        key = lambda v: (v not in self.arguments, jaxprs.size_bytes(v.aval))
+        key = lambda v: (v not in self.poor_carriers, jaxprs.size_bytes(v.aval))
         carrier = max(inputs, key=key, default=None)
         wait = [v for v in wait if v is not carrier]
         if wait and carrier is not None:
@@ -180,10 +198,12 @@ class _Pinner:
         self.out.append(eqn)
         return outvars
 
+    # The program, equation by equation.
+
     def _await_copy(self, host: Var, segment: int) -> None:
         if self.is_body:
             return
-        _, decision = self.ledger.copies.get(host, ("", None))
+        decision = self.ledger.copies.get(host)
         if decision is not None:
             self.pending.append((segment + decision.window_ops - 1, host))
 

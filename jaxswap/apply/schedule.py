@@ -10,12 +10,13 @@ Three passes over the jaxpr: serve every backward pass on demand (`demand.py`, i
 from typing import Any
 
 from jaxswap import _compat
-from jaxswap.apply import demand, jaxprs, order
+from jaxswap.apply import jaxprs, loops, order
 from jaxswap.apply.jaxprs import Eqn, jx
 from jaxswap.apply.place import SCOPE
+from jaxswap.apply.program import Ledger, Part, Program, find_dependents, find_turns, is_turn
 
 
-def schedule_step(closed: Any, ledger: demand.Ledger) -> Any:
+def schedule_step(closed: Any, ledger: Ledger) -> Any:
     """Rewrites a traced step as the ledger decides, and checks the result's types."""
     served = jaxprs.remove_dead_code(_serve_all(closed, ledger))
     pinned = order.pin_order(served, ledger)
@@ -24,10 +25,10 @@ def schedule_step(closed: Any, ledger: demand.Ledger) -> Any:
     return final
 
 
-def _serve_all(closed: Any, ledger: demand.Ledger) -> Any:
+def _serve_all(closed: Any, ledger: Ledger) -> Any:
     """Serves every backward pass that starts in this jaxpr or in a body inside it."""
-    closed = jaxprs.inline_calls(closed)
-    has_turn = lambda body: jaxprs.any_equation(body, demand.is_turn)
+    closed = jaxprs.inline_calls(closed, is_differentiated=True)
+    has_turn = lambda body: jaxprs.any_equation(body, is_turn)
     eqns = [
         jaxprs.map_bodies(e, lambda body: _serve_all(body, ledger))
         if any(map(has_turn, jaxprs.bodies(e)))
@@ -35,33 +36,36 @@ def _serve_all(closed: Any, ledger: demand.Ledger) -> Any:
         for e in closed.jaxpr.eqns
     ]
     jaxpr = jaxprs.with_equations(closed.jaxpr, eqns)
-    for index in demand.find_turns(jaxpr):
+    for index in find_turns(jaxpr):
         jaxpr = _serve_one(jaxpr, index, ledger)
     return jx.ClosedJaxpr(jaxpr, closed.consts)
 
 
-def _serve_one(jaxpr: Any, index: int, ledger: demand.Ledger) -> Any:
-    seeds = {v for e in jaxpr.eqns if demand.is_turn(e, index) for v in e.outvars}
-    dependents = demand.find_dependents(jaxpr.eqns, seeds)
-    is_backward = [
-        any(v in dependents for v in jaxprs.variables(e.invars)) for e in jaxpr.eqns
-    ]
-    is_forward = [
-        not back and not demand.is_turn(e) and _is_in_region(e, index)
-        for e, back in zip(jaxpr.eqns, is_backward, strict=True)
-    ]
-    program = demand.Program(
+def _serve_one(jaxpr: Any, index: int, ledger: Ledger) -> Any:
+    seeds = {v for e in jaxpr.eqns if is_turn(e, index) for v in e.outvars}
+    dependents = find_dependents(jaxpr.eqns, seeds)
+    parts = []
+    forward = Part.FORWARD
+    for eqn in jaxpr.eqns:
+        if is_turn(eqn, index):
+            forward = Part.LAZY  # zeros and the like, which backward passes start from
+        if any(v in dependents for v in jaxprs.variables(eqn.invars)):
+            parts.append(Part.BACKWARD)
+        elif _is_in_region(eqn, index) and not is_turn(eqn):
+            parts.append(forward)
+        else:
+            parts.append(Part.OUTSIDE)
+    program = Program(
         arguments=[*jaxpr.constvars, *jaxpr.invars],
         carried=[],
         eqns=list(jaxpr.eqns),
-        is_forward=is_forward,
-        is_backward=is_backward,
+        parts=parts,
         cotangents=seeds,
         outs=list(jaxpr.outvars),
         backward_outs=[],
         prefix=f"{index}/",
     )
-    served = demand.serve(program, ledger)
+    served = loops.serve_program(program, ledger)
     new = jaxprs.with_equations(jaxpr, served.eqns, outvars=served.outs)
     return new.replace(debug_info=jaxpr.debug_info)
 

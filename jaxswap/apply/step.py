@@ -14,8 +14,8 @@ import jax
 from jaxswap._errors import BadArgumentError
 from jaxswap.apply import place, schedule
 from jaxswap.apply.decision import ACTIONS, Action, Decision, NamedValue
-from jaxswap.apply.demand import Ledger
 from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.program import Ledger
 
 MIN_HEAVY_BYTES = 2**20
 

@@ -7,8 +7,11 @@ the thesis's `FLOPS(FLOPs)` (see docs/papers.md). The constants are fitted to pu
 training throughput by `benchmarks/throughput_table.py --fit`; none belongs to a model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from jaxswap.model.device import Device
 from jaxswap.model.dtypes import classify_dtype
@@ -99,17 +102,29 @@ def kernel_s(device: Device, cost: KernelCost, efficiency: Efficiency = FITTED) 
         >>> kernel_s(h100, KernelCost(size_bytes=1e6)) < kernel_s(h100, KernelCost(size_bytes=1e9))
         True
     """
-    vector_flops = cost.vector_flops + efficiency.transcendental_flops * cost.transcendentals
-    busy_s = vector_flops / (efficiency.vector * device.vector_flops_per_s)
+    return float(kernels_s(device, [cost], efficiency)[0])
+
+
+def kernels_s(
+    device: Device, costs: Sequence[KernelCost], efficiency: Efficiency = FITTED
+) -> np.ndarray:
+    """`kernel_s` of many kernels at once."""
+    matrix = np.array([c.matrix_flops for c in costs])
+    vector = np.array([c.vector_flops for c in costs])
+    transcendental = np.array([c.transcendentals for c in costs])
+    size_bytes = np.array([c.size_bytes for c in costs])
+    rates = np.ones_like(matrix)
+    for k, cost in enumerate(costs):
+        if cost.matrix_flops:
+            units, rate = matrix_units(device, cost)
+            rates[k] = rate * efficiency.matrix_share(cost.kind, units)
+    vector_flops = vector + efficiency.transcendental_flops * transcendental
+    vector_s = vector_flops / (efficiency.vector * device.vector_flops_per_s)
     # Work w at share e with half-work h takes w/e + h: a rate of e·w/(w + e·h).
-    if cost.matrix_flops:
-        units, rate = matrix_units(device, cost)
-        share = efficiency.matrix_share(cost.kind, units)
-        busy_s = max(busy_s, cost.matrix_flops / (rate * share) + efficiency.half_matrix_s)
-    if cost.size_bytes:
-        rate = device.memory_bandwidth_bytes_per_s * efficiency.memory
-        busy_s = max(busy_s, cost.size_bytes / rate + efficiency.half_memory_s)
-    return device.launch_overhead_s + busy_s
+    matrix_s = matrix / rates + efficiency.half_matrix_s * (matrix > 0)
+    bandwidth = device.memory_bandwidth_bytes_per_s * efficiency.memory
+    memory_s = size_bytes / bandwidth + efficiency.half_memory_s * (size_bytes > 0)
+    return device.launch_overhead_s + np.maximum(np.maximum(matrix_s, memory_s), vector_s)
 
 
 def matrix_units(device: Device, cost: KernelCost) -> tuple[MatrixUnits, float]:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 # XLA:GPU's memory space for pinned host memory, as written in a layout: `{1,0:S(5)}`.
 _HOST_SPACE = "S(5)"
@@ -144,9 +144,16 @@ class Module:
     def _source_of_frame(self) -> Mapping[int, str]:
         return _parse_sources(self.tables)
 
+    def named(self, instruction: Instruction) -> Instruction:
+        """The instruction that tells where this one came from: of a nameless fusion, its root."""
+        if instruction.op_name or "fusion" not in instruction.opcode:
+            return instruction
+        inside = self.computation(instruction.called[0]).instructions
+        return next((i for i in reversed(inside) if i.op_name), instruction)
+
     def source_of(self, instruction: Instruction) -> str:
         """`file.py:line` of the innermost user frame that made this instruction, or ''."""
-        match = _FRAME_ID.search(instruction.attributes)
+        match = _FRAME_ID.search(self.named(instruction).attributes)
         return self._source_of_frame.get(int(match[1]), "") if match else ""
 
 
@@ -215,6 +222,7 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
+@lru_cache(maxsize=2**16)  # a module has few distinct types
 def parse_arrays(type_text: str) -> tuple[Array, ...]:
     """The arrays of a type, in order; tokens and opaque types have no bytes and are kept."""
     return tuple(

@@ -211,7 +211,13 @@ class _Walk:
         for index, extra in self.extra.items():
             bytes_at[index] += extra
         buffers = tuple(
-            Buffer(name=maker.name, op_name=maker.op_name, size_bytes=size, first=first, last=last)
+            Buffer(
+                name=maker.name,
+                op_name=self.module.named(maker).op_name,
+                size_bytes=size,
+                first=first,
+                last=last,
+            )
             for maker, size, first, last in zip(
                 self.maker, self.size_bytes, self.first, self.last, strict=True
             )

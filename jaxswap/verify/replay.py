@@ -220,7 +220,7 @@ class _Player:
     ) -> float:  # fmt: skip
         event = Event(
             name=instruction.name,
-            op_name=instruction.op_name,
+            op_name=self.module.named(instruction).op_name,
             stream=stream,
             start_s=start_s,
             duration_s=duration_s,

@@ -1,0 +1,246 @@
+"""Population: what do many plans cost, simulated at once?
+
+Input: a `Timeline` and three arrays `[plans, candidates]`: actions, windows, reload
+distances. Output: `Forecasts`, an array per figure. The same as `simulate` in every figure,
+but all plans go through the candidates, and then through the ops, side by side.
+
+Arrays inside are `[ops, plans]`: each step of a loop then works on one row. Bytes are
+integers, so that peaks are exact.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from jaxswap.apply.decision import ACTIONS
+from jaxswap.model.timeline import Floats, Ints, Timeline, Track, slowed_end_s
+
+KEEP, OFFLOAD, RECOMPUTE = range(3)
+assert ACTIONS == ("keep", "offload", "recompute")
+
+_CHUNK_ELEMENTS = 1_000_000  # ops × plans at a time: about 80 MB of tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecasts:
+    """A figure per plan, each an array. See `Forecast` for what they mean."""
+
+    peak_bytes: Ints
+    step_s: Floats
+    host_bytes: Ints
+    offload_bytes: Ints
+    recompute_s: Floats
+    stall_s: Floats
+    peak_op: Ints
+
+
+class _Tables:
+    """What happens at each op, in every plan of a chunk: arrays `[ops + 1, plans]`, flat."""
+
+    def __init__(self, num_ops: int, num_plans: int, scratch_bytes: Ints):
+        size = (num_ops + 1) * num_plans
+        self.num_plans = num_plans
+        self.change_bytes = np.zeros(size, dtype=np.int64)
+        self.scratch_bytes = np.repeat(scratch_bytes, num_plans)
+        self.again_s = np.zeros(size)  # recomputation before an op
+        self.out_s = np.zeros(size)  # offloads issued behind it
+        self.in_s = np.zeros(size)  # reloads issued before it
+        # The op that issued the last of the copies an op waits for; -1: it waits for none.
+        self.awaits_out = np.full(size, -1, dtype=np.int32)
+        self.awaits_in = np.full(size, -1, dtype=np.int32)
+        self.host_bytes = np.zeros(num_plans, dtype=np.int64)
+        self.moved_bytes = np.zeros(num_plans, dtype=np.int64)
+        self.recompute_s = np.zeros(num_plans)
+
+    def rows(self, flat: NDArray[Any]) -> NDArray[Any]:
+        return flat.reshape(-1, self.num_plans)
+
+    def at(self, op: Any, plans: Ints) -> Ints:
+        return op * self.num_plans + plans
+
+
+def simulate_many(
+    timeline: Timeline, actions: ArrayLike, windows: ArrayLike, aheads: ArrayLike
+) -> Forecasts:
+    """Predicts time and memory of many plans.
+
+    Args:
+        timeline: the step on its device.
+        actions: `[plans, candidates]`, as positions in `ACTIONS`.
+        windows: likewise, the `window_ops` of each decision.
+        aheads: likewise, the `reload_ahead_ops`.
+
+    Returns:
+        A figure per plan. Decisions that are not possible count as "keep".
+    """
+    shape = (-1, len(timeline.tracks))
+    columns = [
+        np.ascontiguousarray(np.asarray(each, dtype=np.int64).reshape(shape).T)
+        for each in (actions, windows, aheads)
+    ]
+    num_plans = columns[0].shape[1] if timeline.tracks else len(np.asarray(actions))
+    chunk = max(_CHUNK_ELEMENTS // (timeline.num_ops + 1), 16)
+    parts = [
+        _simulate_chunk(timeline, *(each[:, at : at + chunk] for each in columns))
+        for at in range(0, max(num_plans, 1), chunk)
+    ]
+    if not timeline.tracks:
+        parts = [_simulate_chunk(timeline, *(np.zeros((0, num_plans), np.int64),) * 3)]
+    return Forecasts(
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in Forecasts.__dataclass_fields__
+        }
+    )
+
+
+def _simulate_chunk(timeline: Timeline, actions: Ints, windows: Ints, aheads: Ints) -> Forecasts:
+    num_plans = actions.shape[1]
+    tables = _Tables(timeline.num_ops, num_plans, timeline.scratch_bytes)
+    _fill_tables(timeline, tables, actions, windows, aheads)
+    bytes_at = np.cumsum(tables.rows(tables.change_bytes)[:-1], axis=0)
+    bytes_at += tables.rows(tables.scratch_bytes)
+    bytes_at += timeline.fixed_bytes[:, None]
+    peak_op = bytes_at.argmax(axis=0)
+    step_s = _run_clocks(timeline, tables)
+    busy_s = float(timeline.op_s.sum()) + tables.recompute_s
+    return Forecasts(
+        peak_bytes=bytes_at[peak_op, np.arange(num_plans)],
+        step_s=step_s,
+        host_bytes=tables.host_bytes,
+        offload_bytes=tables.moved_bytes,
+        recompute_s=tables.recompute_s,
+        stall_s=np.maximum(step_s - busy_s, 0.0),
+        peak_op=peak_op,
+    )
+
+
+def _fill_tables(
+    timeline: Timeline, tables: _Tables, actions: Ints, windows: Ints, aheads: Ints
+) -> None:
+    """Goes through the candidates, children first, for they need their parents."""
+    column = lambda ops: np.repeat(np.array(ops, dtype=np.int64)[:, None], tables.num_plans, 1)
+    needed = column([track.needed for track in timeline.tracks])
+    last = column([track.last for track in timeline.tracks])
+    for index in reversed(range(len(timeline.tracks))):
+        track = timeline.tracks[index]
+        kept = np.ones(tables.num_plans, dtype=bool)
+        if track.can_offload:
+            out = np.flatnonzero(actions[index] == OFFLOAD)
+            out = _add_offloads(
+                timeline, tables, track, out,
+                windows[index, out], aheads[index, out], needed[index, out], last[index, out],
+            )  # fmt: skip
+            kept[out] = False
+        if track.recompute_s is not None:
+            again = np.flatnonzero(actions[index] == RECOMPUTE)
+            again = _add_recomputed(
+                timeline, tables, track, again, needed[index, again], last[index, again]
+            )
+            kept[again] = False
+            for parent in track.parents:
+                scope = timeline.scopes[timeline.tracks[parent].backward]
+                first = scope.lift_first[needed[index, again]]
+                needed[parent, again] = np.minimum(needed[parent, again], first)
+                end = scope.lift_last[needed[index, again]]
+                last[parent, again] = np.maximum(last[parent, again], end)
+        stay = np.flatnonzero(kept)
+        end = timeline.scopes[track.shared].lift_last[last[index, stay]] + 1
+        tables.change_bytes[tables.at(track.kept_first, stay)] += track.kept_bytes
+        tables.change_bytes[tables.at(end, stay)] -= track.kept_bytes
+
+
+def _add_offloads(
+    timeline: Timeline,
+    tables: _Tables,
+    track: Track,
+    plans: Ints,
+    windows: Ints,
+    aheads: Ints,
+    needed: Ints,
+    last: Ints,
+) -> Ints:
+    """Enters an offload into the tables of `plans`; returns those in which it happens."""
+    forward, backward = timeline.scopes[track.forward], timeline.scopes[track.backward]
+    leave_turn = windows + (int(forward.turns_before[track.producer + 1]) - 1)
+    return_turn = backward.turns_before[needed] - aheads
+    if not track.leaves_always:
+        read_turn = int(forward.turns_before[track.read_end])
+        gone = np.flatnonzero(np.maximum(leave_turn, read_turn) < return_turn)
+        plans, needed, last = plans[gone], needed[gone], last[gone]
+        leave_turn, return_turn, aheads = leave_turn[gone], return_turn[gone], aheads[gone]
+    due = forward.turn_starts[np.minimum(leave_turn, len(forward.turn_starts) - 1)]
+    returns = np.where(aheads > 0, backward.turn_ends[np.maximum(return_turn, 0)], needed)
+    change, at = tables.change_bytes, tables.at
+    change[at(track.made_first, plans)] += track.size_bytes
+    change[at(np.maximum(due, track.read_end), plans)] -= track.size_bytes
+    back = at(returns, plans)
+    change[back] += track.back_bytes
+    change[at(last + 1, plans)] -= track.back_bytes
+    tables.out_s[at(track.producer, plans)] += track.out_s
+    tables.in_s[back] += track.in_s
+    due_at, needed_at = at(due, plans), at(needed, plans)
+    tables.awaits_out[due_at] = np.maximum(tables.awaits_out[due_at], track.producer)
+    tables.awaits_in[needed_at] = np.maximum(tables.awaits_in[needed_at], returns)
+    tables.host_bytes[plans] += track.host_bytes
+    tables.moved_bytes[plans] += track.moved_bytes
+    return plans
+
+
+def _add_recomputed(
+    timeline: Timeline, tables: _Tables, track: Track, plans: Ints, needed: Ints, last: Ints
+) -> Ints:
+    """Enters a recomputation into the tables of `plans`; returns those in which it happens."""
+    forward, backward = timeline.scopes[track.forward], timeline.scopes[track.backward]
+    if not track.leaves_always:
+        read_turn = int(forward.turns_before[track.read_end])
+        gone = np.flatnonzero(read_turn < backward.turns_before[needed])
+        plans, needed, last = plans[gone], needed[gone], last[gone]
+    change, at = tables.change_bytes, tables.at
+    change[at(track.made_first, plans)] += track.size_bytes
+    change[at(track.read_end, plans)] -= track.size_bytes
+    again_at = at(needed, plans)
+    change[again_at] += track.back_bytes
+    change[at(last + 1, plans)] -= track.back_bytes
+    seconds = track.recompute_s or 0.0
+    tables.again_s[again_at] += seconds
+    tables.recompute_s[plans] += seconds
+    if track.recompute_bytes:
+        scratch = np.maximum(tables.scratch_bytes[again_at], track.recompute_bytes)
+        tables.scratch_bytes[again_at] = scratch
+    return plans
+
+
+def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
+    """Seconds of the step: three clocks per plan, the device's and one per direction."""
+    num_ops, num_plans = timeline.num_ops, tables.num_plans
+    now_s, to_host_s, to_device_s = (np.zeros(num_plans) for _ in range(3))
+    # When the copies issued at an op arrive; the last row is for those that wait for none.
+    out_end_s, in_end_s = (np.zeros((num_ops + 1, num_plans)) for _ in range(2))
+    out_s, in_s = tables.rows(tables.out_s), tables.rows(tables.in_s)
+    awaited_out, awaited_in = tables.rows(tables.awaits_out), tables.rows(tables.awaits_in)
+    is_out, is_in = out_s.any(axis=1), in_s.any(axis=1)
+    awaits_out, awaits_in = (np.any(each >= 0, axis=1) for each in (awaited_out, awaited_in))
+    busy_s = tables.rows(tables.again_s)[:-1] + timeline.op_s[:, None]
+    plans = np.arange(num_plans)
+    for op in range(num_ops):
+        if awaits_out[op]:
+            np.maximum(now_s, out_end_s[awaited_out[op], plans], out=now_s)
+        if is_in[op]:
+            copy_s = in_s[op]
+            start_s = np.maximum(now_s, to_device_s)
+            end_s = slowed_end_s(start_s, copy_s, to_host_s, timeline.to_device_fraction)
+            to_device_s = np.where(copy_s > 0, end_s, to_device_s)
+            in_end_s[op] = to_device_s
+        if awaits_in[op]:
+            np.maximum(now_s, in_end_s[awaited_in[op], plans], out=now_s)
+        now_s += busy_s[op]
+        if is_out[op]:
+            copy_s = out_s[op]
+            start_s = np.maximum(now_s, to_host_s)
+            end_s = slowed_end_s(start_s, copy_s, to_device_s, timeline.to_host_fraction)
+            to_host_s = np.where(copy_s > 0, end_s, to_host_s)
+            out_end_s[op] = to_host_s
+    return now_s

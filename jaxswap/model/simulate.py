@@ -1,0 +1,263 @@
+"""Simulate: how long would the step take under a plan, and how much memory would it need?
+
+Input: a `Program`, a decision per candidate, and a `Device`. Output: a `Forecast`. This is
+the plain simulator, one plan at a time, which says what is meant; `simulate_many`
+(`population.py`) does the same for many plans at once.
+
+What happens
+- Ops run in order, one at a time. Offloads and reloads run beside them, each direction in the
+  order of issue. Copies that are issued at the same op arrive together. Of two copies in
+  opposite directions the one that starts later is slowed (`slowed_end_s`).
+- *keep*: on the device from its making to its last use.
+- *offload*: the copy starts when the value is made. The heavy op that ends its window waits
+  for it, and from there the value is gone, unless the forward pass still reads it. The reload
+  starts `reload_ahead_ops` heavy ops before the value is needed, at 0 only when it is needed;
+  who needs it waits for it.
+- *recompute*: gone after its last use of the forward pass. Made again right before it is
+  needed, from parents that are then needed too: kept until then, reloaded or made again.
+- A value that would be wanted again before it has left simply stays, and costs nothing. Loops
+  are the exception: between its two loops a value leaves always.
+- A loop's op runs all its trips at once, and so does a copy from it: what overlaps within one
+  trip overlaps by as much in total. A copy ends within the trip that started it.
+
+Limitations:
+    Host memory is counted as the sum of all that is offloaded. Heavy ops that are recomputed
+    do not count as turns for windows and reload distances. Copies do not slow kernels down.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from jaxswap._errors import BadArgumentError
+from jaxswap._units import format_bytes, format_seconds
+from jaxswap.apply.decision import Decision
+from jaxswap.model.device import Device
+from jaxswap.model.kernel import FITTED, Efficiency
+from jaxswap.model.population import Forecasts as Forecasts
+from jaxswap.model.population import simulate_many as simulate_many
+from jaxswap.model.timeline import Timeline, Track, build_timeline, slowed_end_s
+from jaxswap.program.ir import Program
+
+KEEP = Decision(action="keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the simulator predicts for a step.
+
+    Attributes:
+        peak_bytes: the most device bytes at any op, arguments and outputs included.
+        step_s: seconds of one step.
+        host_bytes: host memory for what is offloaded.
+        offload_bytes: what one step copies to the host, and back again.
+        recompute_s: seconds of kernels that run a second time.
+        stall_s: seconds in which the device waits for copies.
+        peak_op: the first op at which the peak is reached.
+        bytes_at: device bytes at every op; not stored with a plan, and not compared.
+        stays: candidates that stay although decided otherwise: wanted before they would
+            have left, or the decision is not possible for them.
+        baseline: the same for the unplanned step; None for the unplanned step itself.
+    """
+
+    peak_bytes: int
+    step_s: float
+    host_bytes: int = 0
+    offload_bytes: int = 0
+    recompute_s: float = 0.0
+    stall_s: float = 0.0
+    peak_op: int = 0
+    bytes_at: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    stays: tuple[str, ...] = ()
+    baseline: "Forecast | None" = None
+
+    def fits(self, budget_bytes: int, host_budget_bytes: int | None = None) -> bool:
+        """Whether it stays within the budgets at every op."""
+        on_host = host_budget_bytes is None or self.host_bytes <= host_budget_bytes
+        return self.peak_bytes <= budget_bytes and on_host
+
+    def __str__(self) -> str:
+        parts = [f"{format_bytes(self.peak_bytes)} on the device, {format_seconds(self.step_s)}"]
+        if self.recompute_s:
+            parts.append(f"{format_seconds(self.recompute_s)} of it recomputing")
+        if self.stall_s:
+            parts.append(f"{format_seconds(self.stall_s)} of it waiting")
+        if self.host_bytes:
+            parts.append(f"{format_bytes(self.host_bytes)} on the host")
+        return ", ".join(parts) + " (forecast)"
+
+
+@dataclass(slots=True)
+class _Course:
+    """What becomes of one candidate: gone before `leaves`, back from `returns` to `last`."""
+
+    track: Track
+    action: str
+    needed: int
+    last: int
+    due: int = 0
+    leaves: int = 0
+    returns: int = 0
+
+
+def simulate(
+    program: Program,
+    decisions: Mapping[str, Decision],
+    device: Device,
+    *,
+    efficiency: Efficiency = FITTED,
+) -> Forecast:
+    """Predicts time and memory of a step under a plan.
+
+    Args:
+        program: the step.
+        decisions: what to do with each candidate, by name; all others are kept.
+        device: what it runs on.
+        efficiency: what kernels reach of the device's peaks.
+
+    Returns:
+        The forecast, with that of the unplanned step under `.baseline`. A decision that is
+        not possible for its candidate counts as "keep", as it does when it is applied.
+
+    Example:
+        >>> h100 = Device.named("h100-sxm")
+        >>> simulate(Program(ops=(), values=(), candidates=(), base_bytes=7), {}, h100).peak_bytes
+        7
+    """
+    names = program.candidate_names
+    unknown = [name for name in decisions if name not in set(names)]
+    if unknown:
+        raise BadArgumentError(
+            f"`decisions` is about {unknown[0]!r}, which is no candidate of this program "
+            f"({len(unknown)} such of {len(decisions)}): decide about names from "
+            "`program.candidate_names`."
+        )
+    timeline = build_timeline(program, device, efficiency)
+    baseline = _play(timeline, [KEEP] * len(names), names, program.base_bytes)
+    planned = [decisions.get(name, KEEP) for name in names]
+    return replace(_play(timeline, planned, names, program.base_bytes), baseline=baseline)
+
+
+def _play(
+    timeline: Timeline, decisions: list[Decision], names: tuple[str, ...], base_bytes: int
+) -> Forecast:
+    courses = _settle(timeline, decisions)
+    bytes_at = _sum_bytes(timeline, courses)
+    step_s, stall_s = _run_clocks(timeline, courses)
+    peak_bytes = max(bytes_at, default=base_bytes)
+    offloaded = [c.track for c in courses if c.action == "offload"]
+    recomputed = [c.track for c in courses if c.action == "recompute"]
+    return Forecast(
+        peak_bytes=peak_bytes,
+        step_s=step_s,
+        host_bytes=sum(track.host_bytes for track in offloaded),
+        offload_bytes=sum(track.moved_bytes for track in offloaded),
+        recompute_s=sum(track.recompute_s or 0.0 for track in recomputed),
+        stall_s=stall_s,
+        peak_op=bytes_at.index(peak_bytes) if bytes_at else 0,
+        bytes_at=tuple(bytes_at),
+        stays=tuple(
+            name
+            for name, course, decision in zip(names, courses, decisions, strict=True)
+            if course.action != decision.action
+        ),
+    )
+
+
+def _settle(timeline: Timeline, decisions: list[Decision]) -> list[_Course]:
+    """What becomes of each candidate; children first, for they need their parents."""
+    courses = [_Course(t, "keep", t.needed, t.last) for t in timeline.tracks]
+    for course, decision in reversed(list(zip(courses, decisions, strict=True))):
+        track = course.track
+        if decision.action == "offload" and track.can_offload:
+            _try_offload(timeline, course, decision)
+        elif decision.action == "recompute" and track.recompute_s is not None:
+            _try_recompute(timeline, course)
+        for parent in track.parents if course.action == "recompute" else ():
+            scope = timeline.scopes[courses[parent].track.backward]
+            courses[parent].needed = min(
+                courses[parent].needed, int(scope.lift_first[course.needed])
+            )
+            courses[parent].last = max(courses[parent].last, int(scope.lift_last[course.needed]))
+    return courses
+
+
+def _try_offload(timeline: Timeline, course: _Course, decision: Decision) -> None:
+    track = course.track
+    forward, backward = timeline.scopes[track.forward], timeline.scopes[track.backward]
+    leave_turn = int(forward.turns_before[track.producer + 1]) + decision.window_ops - 1
+    return_turn = int(backward.turns_before[course.needed]) - decision.reload_ahead_ops
+    read_turn = int(forward.turns_before[track.read_end])
+    if not track.leaves_always and max(read_turn, leave_turn) >= return_turn:
+        return
+    course.action = "offload"
+    course.due = int(forward.turn_starts[min(leave_turn, len(forward.turn_starts) - 1)])
+    course.leaves = max(track.read_end, course.due)
+    course.returns = course.needed
+    if decision.reload_ahead_ops:
+        course.returns = int(backward.turn_ends[max(return_turn, 0)])
+
+
+def _try_recompute(timeline: Timeline, course: _Course) -> None:
+    track = course.track
+    forward, backward = timeline.scopes[track.forward], timeline.scopes[track.backward]
+    read_turn = forward.turns_before[track.read_end]
+    if not track.leaves_always and read_turn >= backward.turns_before[course.needed]:
+        return
+    course.action = "recompute"
+    course.leaves = track.read_end
+    course.returns = course.needed
+
+
+def _sum_bytes(timeline: Timeline, courses: list[_Course]) -> list[int]:
+    bytes_at = timeline.fixed_bytes.tolist()
+    scratch = timeline.scratch_bytes.tolist()
+    for course in courses:
+        track = course.track
+        if course.action == "keep":
+            last = int(timeline.scopes[track.shared].lift_last[course.last])
+            stays = [(range(track.kept_first, last + 1), track.kept_bytes)]
+        else:
+            before = range(track.made_first, course.leaves)
+            after = range(course.returns, course.last + 1)
+            stays = [(before, track.size_bytes), (after, track.back_bytes)]
+        for ops, size_bytes in stays:
+            for op in ops:
+                bytes_at[op] += size_bytes
+        if course.action == "recompute":
+            scratch[course.needed] = max(scratch[course.needed], track.recompute_bytes)
+    return [b + s for b, s in zip(bytes_at, scratch, strict=True)]
+
+
+def _run_clocks(timeline: Timeline, courses: list[_Course]) -> tuple[float, float]:
+    """Seconds of the step, and those of them spent waiting for copies."""
+    out_at, out_due, in_at, in_due, again_at = (defaultdict(list) for _ in range(5))
+    for course in courses:
+        if course.action == "offload":
+            out_at[course.track.producer].append(course)
+            out_due[course.due].append(course)
+            in_at[course.returns].append(course)
+            in_due[course.needed].append(course)
+        elif course.action == "recompute":
+            again_at[course.needed].append(course)
+    now_s = stall_s = to_host_s = to_device_s = 0.0
+    out_end_s, in_end_s = {}, {}
+    for op, op_s in enumerate(timeline.op_s.tolist()):
+        ready_s = max((out_end_s[c.track.producer] for c in out_due[op]), default=0.0)
+        stall_s, now_s = stall_s + max(ready_s - now_s, 0.0), max(now_s, ready_s)
+        if in_at[op]:
+            start_s = max(now_s, to_device_s)
+            copy_s = sum(course.track.in_s for course in in_at[op])
+            fraction = timeline.to_device_fraction
+            to_device_s = float(slowed_end_s(start_s, copy_s, to_host_s, fraction))
+            in_end_s[op] = to_device_s
+        ready_s = max((in_end_s[c.returns] for c in in_due[op]), default=0.0)
+        stall_s, now_s = stall_s + max(ready_s - now_s, 0.0), max(now_s, ready_s)
+        now_s += sum(course.track.recompute_s or 0.0 for course in again_at[op]) + op_s
+        if out_at[op]:
+            start_s = max(now_s, to_host_s)
+            copy_s = sum(course.track.out_s for course in out_at[op])
+            fraction = timeline.to_host_fraction
+            to_host_s = float(slowed_end_s(start_s, copy_s, to_device_s, fraction))
+            out_end_s[op] = to_host_s
+    return now_s, stall_s

@@ -1,0 +1,231 @@
+"""Timeline: when could each candidate leave the device, and when must it be back?
+
+Input: a `Program` and a `Device`. Output: a `Timeline`, the numbers from which both
+simulators (`simulate.py`, one plan; `population.py`, many at once) work.
+
+Windows and reload distances count *turns*: heavy ops, and loops with heavy ops inside, as the
+applied schedule does (`jaxswap/apply/order.py`). They are counted within a *scope*, which is
+the step or the body of one loop, because a copy cannot leave the trip it was started in.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxswap.model.device import Device
+from jaxswap.model.kernel import FITTED, Efficiency, kernel_s
+from jaxswap.model.transfer import transfer_s
+from jaxswap.program import liveness
+from jaxswap.program.ir import Candidate, Program
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The step, or one loop's body: the turns in it, and what each op is to it.
+
+    Attributes:
+        first_op: its first op.
+        end: the op after its last one.
+        turn_starts: where each turn starts, and `end` once more for what has no turn left.
+        turn_ends: `first_op`, and then the op behind each turn.
+        turns_before: for each op, and the end, how many turns are over when it starts.
+        lift_first: for each op, the first op of what holds it in this scope.
+        lift_last: likewise the last.
+    """
+
+    first_op: int
+    end: int
+    turn_starts: Ints
+    turn_ends: Ints
+    turns_before: Ints
+    lift_first: Ints
+    lift_last: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """What the simulators know of one candidate. Ops are positions, ends not included.
+
+    Attributes:
+        producer: the op that makes it; the last op of the loop that it comes out of.
+        made_first: the op from which it is there if it is not kept.
+        read_end: the op behind its last reader of the forward pass.
+        needed: the first op of the backward pass that needs it.
+        last: the last op that reads it.
+        kept_first: the op from which it is there if it is kept.
+        size_bytes: of one trip.
+        kept_bytes: of all trips that are there at once if it is kept.
+        back_bytes: what is there of it once it is back.
+        host_bytes: what is in host memory of it.
+        moved_bytes: what one step copies of it in each direction.
+        out_s: seconds of the copy to the host, all trips.
+        in_s: seconds of the copy back, all trips.
+        recompute_s: seconds to make it again, all trips; None if that cannot be done.
+        recompute_bytes: what is there besides while it is made again.
+        can_offload: whether it may be in host memory.
+        leaves_always: whether it is gone between its loops, however close they are.
+        forward: the scope it is made in, as a position in `Timeline.scopes`.
+        backward: the scope it is needed in.
+        shared: the innermost scope that holds both.
+        parents: what it is recomputed from.
+    """
+
+    producer: int
+    made_first: int
+    read_end: int
+    needed: int
+    last: int
+    kept_first: int
+    size_bytes: int
+    kept_bytes: int
+    back_bytes: int
+    host_bytes: int
+    moved_bytes: int
+    out_s: float
+    in_s: float
+    recompute_s: float | None
+    recompute_bytes: int
+    can_offload: bool
+    leaves_always: bool
+    forward: int
+    backward: int
+    shared: int
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A step on a device, ready to be simulated.
+
+    Attributes:
+        op_s: seconds of each op, all trips.
+        fixed_bytes: device bytes at each op besides the candidates and the op's scratch.
+        scratch_bytes: what each op needs only while it runs.
+        tracks: the candidates.
+        scopes: the step, and then its loops.
+        to_host_fraction: what is left of the rate of offloads while reloads run.
+        to_device_fraction: what is left of the rate of reloads while offloads run.
+    """
+
+    op_s: Floats
+    fixed_bytes: Ints
+    scratch_bytes: Ints
+    tracks: tuple[Track, ...]
+    scopes: tuple[Scope, ...]
+    to_host_fraction: float
+    to_device_fraction: float
+
+    @property
+    def num_ops(self) -> int:
+        """How many ops the step has."""
+        return len(self.op_s)
+
+
+def build_timeline(program: Program, device: Device, efficiency: Efficiency = FITTED) -> Timeline:
+    """Works out, once per program and device, what does not depend on the plan."""
+    decided = {candidate.value for candidate in program.candidates}
+    fixed = [x for x in liveness.find_lifetimes(program) if x.value not in decided]
+    alive = liveness.sum_lifetimes(fixed, len(program.ops))
+    op_s = [kernel_s(device, op.cost, efficiency) * op.trips for op in program.ops]
+    return Timeline(
+        op_s=np.array(op_s, dtype=np.float64),
+        fixed_bytes=np.array(alive, dtype=np.int64) + program.base_bytes,
+        scratch_bytes=np.array([op.scratch_bytes for op in program.ops], dtype=np.int64),
+        tracks=tuple(_build_track(program, c, device, efficiency) for c in program.candidates),
+        scopes=tuple(_build_scope(program, s) for s in (None, *range(len(program.loops)))),
+        to_host_fraction=device.to_host.both_fraction,
+        to_device_fraction=device.to_device.both_fraction,
+    )
+
+
+def slowed_end_s(start_s, copy_s, other_end_s, fraction):
+    """When a copy ends that runs at `fraction` of its rate while the other direction is busy.
+
+    Only the copy that starts later is slowed, by what is left of the other direction's queue
+    then. Takes numbers or arrays.
+    """
+    overlap_s = np.minimum(np.maximum(other_end_s - start_s, 0.0), copy_s / fraction)
+    return start_s + copy_s + overlap_s * (1.0 - fraction)
+
+
+def _build_scope(program: Program, loop: int | None) -> Scope:
+    num_ops = len(program.ops)
+    first, end = 0, num_ops
+    if loop is not None:
+        first, end = program.loops[loop].first_op, program.loops[loop].last_op + 1
+    spans = [liveness.span_from(program, op, loop) for op in range(num_ops)]
+    heavy = {spans[op] for op in range(first, end) if program.ops[op].is_heavy}
+    turns = sorted(heavy)
+    ends = np.array([last + 1 for _, last in turns], dtype=np.int64)
+    return Scope(
+        first_op=first,
+        end=end,
+        turn_starts=np.array([start for start, _ in turns] + [end], dtype=np.int64),
+        turn_ends=np.concatenate([[first], ends]).astype(np.int64),
+        turns_before=np.searchsorted(ends, np.arange(num_ops + 1), side="right"),
+        lift_first=np.array([span[0] for span in spans], dtype=np.int64),
+        lift_last=np.array([span[1] for span in spans], dtype=np.int64),
+    )
+
+
+def _build_track(
+    program: Program, candidate: Candidate, device: Device, efficiency: Efficiency
+) -> Track:
+    value = program.values[candidate.value]
+    producer = 0 if value.producer is None else value.producer
+    shared, forward, backward = _find_scopes(program, candidate, producer)
+    stacked = liveness.count_stacked(program, value)
+    later = [op for op in value.readers if op > candidate.last_forward]
+    last = max(candidate.last_backward, *later, candidate.first_backward)
+    in_base = value.is_argument or value.is_output
+    depth = len(liveness.loop_chain(program, candidate.first_backward))
+    is_whole = depth < len(liveness.loop_chain(program, producer))
+    kernels = candidate.recompute
+    seconds = None if kernels is None else sum(kernel_s(device, k, efficiency) for k in kernels)
+    size = 0 if in_base else value.size_bytes
+    made_first, made_last = liveness.span_from(program, producer, forward)
+    return Track(
+        producer=made_last,
+        made_first=made_first,
+        read_end=liveness.span_from(program, candidate.last_forward, forward)[1] + 1,
+        needed=liveness.span_from(program, candidate.first_backward, backward)[0],
+        last=liveness.span_from(program, last, backward)[1],
+        kept_first=liveness.span_from(program, producer, shared)[0],
+        size_bytes=size,
+        kept_bytes=size * stacked,
+        back_bytes=size * (stacked if is_whole else 1),
+        host_bytes=size * stacked,
+        moved_bytes=size * value.trips,
+        out_s=value.trips * transfer_s(device, float(size), "to_host"),
+        in_s=value.trips * transfer_s(device, float(size), "to_device"),
+        recompute_s=None if seconds is None or in_base else seconds * value.trips,
+        recompute_bytes=candidate.recompute_bytes,
+        can_offload=candidate.can_offload and not in_base,
+        leaves_always=forward != backward,
+        forward=_position(forward),
+        backward=_position(backward),
+        shared=_position(shared),
+        parents=candidate.parents,
+    )
+
+
+def _position(loop: int | None) -> int:
+    return 0 if loop is None else loop + 1
+
+
+def _find_scopes(
+    program: Program, candidate: Candidate, producer: int
+) -> tuple[int | None, int | None, int | None]:
+    """The loops that hold all uses of a candidate, its making, and its return."""
+    value = program.values[candidate.value]
+    shared = liveness.common_loop(program, (producer, *value.readers, candidate.first_backward))
+    if not value.is_stacked:
+        return shared, shared, shared
+    made_in = liveness.loop_chain(program, producer)
+    needed_in = liveness.loop_chain(program, candidate.first_backward)[: len(made_in)]
+    forward = made_in[-1] if made_in else None
+    return shared, forward, needed_in[-1] if needed_in else None

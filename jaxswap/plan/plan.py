@@ -1,0 +1,194 @@
+"""Plan: what was decided about a step, for which budget, and what is expected of it?
+
+Input: a planner's `Solution` and its `Problem`. Output: a `Plan`, immutable, which prints,
+and is saved to and loaded from a versioned JSON file (`plan_json.py`).
+A plan has a decision for every candidate, those that are kept included, in program order.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from jaxswap._units import format_bytes
+from jaxswap.apply.decision import Decision
+from jaxswap.model.simulate import Forecast
+from jaxswap.plan.base import Solution
+from jaxswap.plan.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedValue:
+    """What a report says of a value that was decided about.
+
+    Attributes:
+        size_bytes: of all of it that is there at once if it is kept.
+        label: module path.
+        source: `file.py:line`, or "".
+        primitive: what makes it.
+        shape: of one trip's array.
+        dtype: by name.
+        trips: how many of it one step makes.
+    """
+
+    size_bytes: int
+    label: str = ""
+    source: str = ""
+    primitive: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    trips: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do with each value of a step between its forward and its backward pass.
+
+    Attributes:
+        decisions: by name, for every candidate.
+        values: what each candidate is, by name.
+        forecast: of the simulator, with that of the unplanned step under `.baseline`.
+        budget_bytes: the device memory it was made for.
+        host_budget_bytes: the host memory it was made for; None for any amount.
+        device: the name of the device it was made for.
+        planner: the name of the planner that made it.
+        seed: of that planner.
+        fingerprint: of the program it was made for.
+        is_confirmed: whether the compiled step was found to be within the budget.
+
+    Example:
+        >>> plan = Plan(
+        ...     decisions={"0/3": Decision(action="offload", window_ops=2)},
+        ...     values={"0/3": PlannedValue(size_bytes=2**20, label="Dense_0")},
+        ...     forecast=Forecast(peak_bytes=2**21, step_s=1e-3),
+        ...     budget_bytes=2**21,
+        ...     device="h100-sxm",
+        ... )
+        >>> print(plan)
+        plan for 2.00 MiB on h100-sxm: 1 offload (1.00 MiB), 0 recompute (0 B), 0 keep (0 B)
+        forecast: 2.00 MiB on the device, 1 ms (forecast)
+        offload    0/3  1.00 MiB  window 2, ahead 0  Dense_0
+    """
+
+    decisions: Mapping[str, Decision] = field(hash=False)
+    values: Mapping[str, PlannedValue] = field(hash=False)
+    forecast: Forecast
+    budget_bytes: int
+    host_budget_bytes: int | None = None
+    device: str
+    planner: str = ""
+    seed: int = 0
+    fingerprint: str = ""
+    is_confirmed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("decisions", "values"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Read-only mappings do not copy by themselves.
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        return _rebuild, (plain,)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is kept: the step stays as it is."""
+        return all(decision.action == "keep" for decision in self.decisions.values())
+
+    def names(self, action: str) -> tuple[str, ...]:
+        """The values for which `action` was decided, in program order."""
+        return tuple(n for n, decision in self.decisions.items() if decision.action == action)
+
+    def size_bytes(self, action: str) -> int:
+        """The bytes of the values for which `action` was decided."""
+        return sum(self.values[name].size_bytes for name in self.names(action))
+
+    def policy(self) -> Any:
+        """A policy for `jax.checkpoint`, by name: saves what is kept, offloads what is offloaded.
+
+        It knows values by the names of `jax.ad_checkpoint.checkpoint_name`, which have to be
+        those of the plan. Windows and reload distances have no place in it.
+        """
+        import jax
+
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(self.names("keep")),
+            names_which_can_be_offloaded=list(self.names("offload")),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a versioned JSON file; the forecast without its curve."""
+        from jaxswap.plan.plan_json import save_plan
+
+        save_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
+        """Reads what `save` wrote, and refuses anything else."""
+        from jaxswap.plan.plan_json import load_plan
+
+        return load_plan(path)
+
+    def __str__(self) -> str:
+        count = Counter(decision.action for decision in self.decisions.values())
+        parts = [
+            f"{count[action]} {action} ({format_bytes(self.size_bytes(action))})"
+            for action in ("offload", "recompute", "keep")
+        ]
+        lines = [
+            f"plan for {format_bytes(self.budget_bytes)} on {self.device}: {', '.join(parts)}",
+            f"forecast: {self.forecast}",
+        ]
+        if self.forecast.baseline is not None:
+            lines.append(f"unplanned: {self.forecast.baseline}")
+        # One line per value, in program order: two plans of one program compare line by line.
+        for name, decision in self.decisions.items():
+            if decision.action != "keep":
+                lines.append(self._describe(name, decision))
+        return "\n".join(lines)
+
+    def _describe(self, name: str, decision: Decision) -> str:
+        value = self.values[name]
+        when = ""
+        if decision.action == "offload":
+            when = f"window {decision.window_ops}, ahead {decision.reload_ahead_ops}"
+        parts = [name, format_bytes(value.size_bytes), when, value.label, value.source]
+        return f"{decision.action:<10} " + "  ".join(part for part in parts if part)
+
+
+def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
+    """The plan of a solution, with what reports say of each value."""
+    program = problem.program
+    values, decisions = {}, {}
+    for candidate, track in zip(program.candidates, problem.timeline.tracks, strict=True):
+        value = program.values[candidate.value]
+        decisions[value.name] = solution.decisions.get(value.name, Decision(action="keep"))
+        values[value.name] = PlannedValue(
+            size_bytes=track.kept_bytes,
+            label=value.label,
+            source=value.source,
+            primitive=value.primitive,
+            shape=value.shape,
+            dtype=value.dtype,
+            trips=value.trips,
+        )
+    return Plan(
+        decisions=decisions,
+        values=values,
+        forecast=solution.forecast,
+        budget_bytes=problem.budget_bytes,
+        host_budget_bytes=problem.host_budget_bytes,
+        device=problem.device.name,
+        planner=solution.planner,
+        seed=seed,
+        fingerprint=program.fingerprint,
+    )
+
+
+def _rebuild(values: Mapping[str, Any]) -> Plan:
+    return Plan(**values)

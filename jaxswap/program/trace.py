@@ -1,0 +1,135 @@
+"""Trace: what is the program of a training step?
+
+Input: a step and its arguments (arrays or `jax.ShapeDtypeStruct`s). Output: a `Program`.
+Nothing is run. The step is traced with the values of its differentiated functions named as
+`jaxswap.apply` names them (`apply/place.py`), walked into an op graph (`walk.py`), grouped
+into kernels (`fusion.py`), and searched for what can be decided about (`candidates.py`).
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxswap.apply import jaxprs, place
+from jaxswap.apply.decision import NamedValue
+from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.step import MIN_HEAVY_BYTES
+from jaxswap.program import candidates, text
+from jaxswap.program.fusion import fuse
+from jaxswap.program.graph import Graph
+from jaxswap.program.ir import Program
+from jaxswap.program.kernels import build_program
+from jaxswap.program.walk import Walk
+
+_WRAPPER = re.compile(r"\b(?:jvp|transpose|vmap|jit|checkpoint|rematted_computation)\(([^()]*)\)")
+
+
+def trace_program(
+    fn: Callable,
+    *args: Any,
+    donate_argnums: int | Sequence[int] = (),
+    min_heavy_bytes: int = MIN_HEAVY_BYTES,
+    **kwargs: Any,
+) -> Program:
+    """Traces a step into a `Program`.
+
+    Args:
+        fn: the step; nothing of it is run.
+        *args: its arguments, arrays or `jax.ShapeDtypeStruct`s.
+        donate_argnums: as in `jax.jit`: these arguments' memory is the results'.
+        min_heavy_bytes: ops that touch less are not scheduled around, as in `apply`.
+        **kwargs: more arguments of the step.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> step = jax.grad(lambda w: jnp.sum(jnp.tanh(w @ w)))
+        >>> [op.name for op in trace_program(step, jnp.eye(512)).ops][:2]
+        ['dot_general', 'tanh']
+    """
+    traced = place.trace_step(fn, args, kwargs, lambda name: True)
+    closed = jaxprs.remove_dead_code(jaxprs.inline_calls(traced.closed))
+    graph, outputs = _walk(closed, min_heavy_bytes)
+    graph.base_bytes = _base_bytes(closed, args, kwargs, donate_argnums)
+    del outputs
+    named = {v.name: v for v in traced.values}
+    kernels = fuse(graph)
+    program, links = build_program(graph, kernels, lambda node: _describe(graph, node))
+    program = candidates.add_candidates(program, graph, links, named)
+    return _with_fingerprint(_with_user_names(program, named))
+
+
+def _walk(closed: Any, min_heavy_bytes: int) -> tuple[Graph, list[int]]:
+    walk = Walk(min_heavy_bytes)
+    jaxpr = closed.jaxpr
+    env = {v: walk.new_array(v.aval, is_argument=True) for v in (*jaxpr.constvars, *jaxpr.invars)}
+    walk.run(jaxpr, env, None)
+    outputs = []
+    for atom in jaxpr.outvars:
+        if not isinstance(atom, jx.Literal):
+            outputs.append(env[atom])
+            walk.graph.arrays[env[atom]].is_output = True
+    for index, node in enumerate(walk.graph.nodes):
+        for array, _ in node.reads:
+            walk.graph.arrays[array].readers.append(index)
+    return walk.graph, outputs
+
+
+def _base_bytes(closed: Any, args: tuple, kwargs: dict, donate_argnums: Any) -> int:
+    """Arguments + outputs − those outputs that take a donated argument's place."""
+    numbers = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    donated: Counter[tuple] = Counter()
+    for number in numbers:
+        for leaf in jax.tree.leaves(args[number]):
+            donated[tuple(leaf.shape), str(leaf.dtype)] += 1
+    total = sum(jaxprs.size_bytes(v.aval) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars))
+    for atom in closed.jaxpr.outvars:
+        key = (tuple(atom.aval.shape), str(atom.aval.dtype))
+        if donated[key] > 0:
+            donated[key] -= 1
+        else:
+            total += jaxprs.size_bytes(atom.aval)
+    return total
+
+
+def _describe(graph: Graph, node: int) -> tuple[str, str]:
+    """The module path and the source line of a node."""
+    origin = graph.nodes[node].origin
+    if origin is None:
+        return "", ""
+    frame = jx.user_frame(origin.traceback)
+    source = f"{frame.file_name}:{frame.start_line}" if frame else ""
+    return _clean_stack(str(origin.name_stack)), source
+
+
+def _clean_stack(stack: str) -> str:
+    """`transpose(jvp(GPT))/Block_0` → `GPT/Block_0`."""
+    while True:
+        shorter = _WRAPPER.sub(r"\1", stack)
+        if shorter == stack:
+            break
+        stack = shorter
+    parts = [p for p in stack.split("/") if p and not p.startswith(place.SCOPE)]
+    return "/".join(parts)
+
+
+def _with_user_names(program: Program, named: dict[str, NamedValue]) -> Program:
+    import dataclasses
+
+    values = tuple(
+        dataclasses.replace(v, user_name=named[v.name].user_name)
+        if v.name in named and named[v.name].user_name
+        else v
+        for v in program.values
+    )
+    return dataclasses.replace(program, values=values)
+
+
+def _with_fingerprint(program: Program) -> Program:
+    import dataclasses
+
+    digest = hashlib.sha256(text.format_program(program).encode()).hexdigest()[:16]
+    return dataclasses.replace(program, fingerprint=digest)
