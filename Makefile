@@ -10,7 +10,7 @@ export JAX_PLATFORMS ?= cpu
 .PHONY: help setup demo test lint bench clean
 
 help:
-	@echo "make demo   plan and verify a training step for a GPU that is not here"
+	@echo "make demo   verify a training step for a GPU that is not here"
 	@echo "make test   lint, types and all tests, the GPU compiler's included"
 	@echo "make lint   format, lint and type checks"
 	@echo "make bench  reproduce the tables in docs/"
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(BIN)/jaxswap demo
+	@$(BIN)/jaxswap verify examples/gpt.py:step --device rtx4090 --set batch=16
 
 lint: setup
 	@$(BIN)/ruff format --check .

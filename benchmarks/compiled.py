@@ -18,7 +18,7 @@ import jax
 from benchmarks import models
 from jaxswap import _compat
 from jaxswap.model.presets import find_device
-from jaxswap.verify.target import Compiled, as_jitted, compile_code
+from jaxswap.verify.target import Compiled, as_jitted, compile_lowered
 
 _FOLDER = pathlib.Path("build") / "compiled"
 
@@ -33,10 +33,10 @@ def compile_workload(model: str, settings: dict[str, Any], device: str, **option
         return _read(pointer.read_text())
     workload = models.build(model, **settings)
     jitted = as_jitted(workload.step, workload.donate_argnums)
-    code = _compat.lower_for_gpu(jitted, workload.args, {})
-    digest = _digest(asked.encode() + code)
+    lowered = _compat.lower_for_gpu(jitted, workload.args)
+    digest = _digest((asked + lowered.as_text()).encode())
     if not (_FOLDER / f"{digest}.json").exists():
-        _write(digest, compile_code(code, target, options=options))
+        _write(digest, compile_lowered(lowered, target, options=options))
     pointer.write_text(digest)
     return _read(digest)
 

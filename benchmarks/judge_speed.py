@@ -50,20 +50,24 @@ def repeat_kernels(text: str, kernels: int) -> str:
     body = [line for line in lines if " parameter(" not in line and " = " in line]
     body = [line for line in body if "ROOT" not in line]
     arguments = set(re.findall(r"^  %(\S+) =", "\n".join(parameters), re.M))
-    made = set(re.findall(r"^  %(\S+) =", "\n".join(body), re.M))
+    made = set(re.findall(r"^  %(\S+) =", "\n".join(body), re.M)) - arguments
     out, count, copy = list(parameters), 0, 0
     while count < kernels:
-        rename = {name: f"{name}.copy{copy}" for name in made - arguments}
         for line in body:
             if count == kernels:
                 break
-            out.append(re.sub(r"%([^\s,(){}]+)", lambda m: "%" + rename.get(m[1], m[1]), line))
+            out.append(_rename(line, made, f".copy{copy}"))
             count += " fusion(" in line
         copy += 1
     last = re.match(r"  %(\S+) = (\S+)", next(x for x in reversed(out) if " fusion(" in x))
     assert last is not None
     out.append(f"  ROOT %root = tuple(%{last[1]})".replace("= tuple", "= () tuple"))
     return "\n".join([head, "", first, *out, "}"])
+
+
+def _rename(line: str, names: set[str], suffix: str) -> str:
+    """The line with `suffix` behind each of `names`."""
+    return re.sub(r"%([^\s,(){}]+)", lambda m: f"%{m[1]}{suffix if m[1] in names else ''}", line)
 
 
 if __name__ == "__main__":

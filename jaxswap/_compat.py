@@ -200,6 +200,20 @@ def called_jaxpr(eqn: Any, *, is_differentiated: bool = False) -> Any | None:
     return None
 
 
+@functools.cache
+def misreads_reversed_slices() -> bool:
+    """Whether XLA:GPU gets slices of host memory wrong whose index runs backwards.
+
+    openxla/xla #46231, fixed by #46308 of 27 July 2026. Seen in the modules that jaxlib
+    0.10.2 compiles, reported for 0.11.0; older ones are not supported here. 0.11.1 came out
+    three weeks after the fix, and is taken to have it.
+    """
+    import jaxlib
+
+    version = tuple(int(part) for part in jaxlib.__version__.split(".")[:3])
+    return (0, 10, 2) <= version <= (0, 11, 0)
+
+
 def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
     """Effects on references name the variable they act on: follows it to its new name."""
     if not effects:
@@ -231,9 +245,13 @@ def can_compile_for_gpu_here() -> bool:
     return "cuda" in xla_bridge._topology_factories
 
 
-def lower_for_gpu(jitted: Callable, args: tuple, kwargs: dict) -> bytes:
-    """Lowers a jitted function for CUDA, with or without a GPU, to StableHLO bytecode."""
-    lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+def lower_for_gpu(jitted: Callable, args: tuple) -> Any:
+    """Lowers a jitted function for CUDA, with or without a GPU, to a `jax.stages.Lowered`."""
+    return jitted.trace(*args).lower(lowering_platforms=("cuda",))
+
+
+def to_bytecode(lowered: Any) -> bytes:
+    """The StableHLO of a lowered function, with its source positions."""
     buffer = io.BytesIO()
     lowered.compiler_ir().operation.write_bytecode(buffer)
     return buffer.getvalue()

@@ -181,7 +181,7 @@ def blocks(num_blocks=12, *, sizes=(8, 4, 2), seed=0):
 def large_program(num_ops=1000, num_candidates=200):
     """A program of a given size, for timings: equal layers, one candidate in each."""
     draft = Draft()
-    per_layer = num_ops // (2 * num_candidates)
+    per_layer = -(-num_ops // (2 * num_candidates))
     light = per_layer - 1
     for i in range(num_candidates):
         reads = [f"a{i - 1}"] if i else []

@@ -71,6 +71,25 @@ def test_a_wider_window_and_an_earlier_reload_hide_the_copies():
     assert forecast.bytes_at == (4, 5, 6, 2, 5, 4)
 
 
+def test_light_ops_are_no_turns_and_a_distance_of_none_starts_at_the_use():
+    draft = programs.Draft()
+    draft.op("f", 1, "forward", [], [("x", 2)])
+    draft.op("light", 1, "forward", heavy=False)
+    draft.op("heavy", 1, "forward")
+    draft.op("turn", 1, "forward")
+    draft.op("light", 1, "backward", heavy=False)
+    draft.op("b", 1, "backward", ["x"])
+    draft.candidate("x", again=1)
+    program = draft.finish()
+    # The window of one ends at `heavy`, 1 s too soon; the reload starts at `b`, for 2 s.
+    late = run(program, x=offload())
+    assert (late.bytes_at, late.stall_s) == ((2, 2, 0, 0, 0, 2), 1 + 2)
+    # One turn ahead: it starts when `heavy` is done, beside `turn` and `light`.
+    early = run(program, x=offload(ahead=1))
+    assert (early.bytes_at, early.stall_s) == ((2, 2, 0, 2, 2, 2), 1)
+    assert run(program, x=offload(ahead=2)).stays == ("x",)
+
+
 def test_copies_in_one_direction_queue():
     # a0 is on the link from 1 to 5, a1 from 5 to 9: f3 starts at 9 instead of 3.
     forecast = run(programs.chain([4, 4, 1, 1]), a0=offload(3), a1=offload(2))

@@ -124,7 +124,7 @@ def test_the_summary_says_how_each_number_was_found():
 
 @pytest.mark.gpu_compile
 def test_a_child_process_compiles_the_same():
-    code = _compat.lower_for_gpu(jax.jit(step), ARGS, {})
+    code = _compat.to_bytecode(_compat.lower_for_gpu(jax.jit(step), ARGS))
     config = Device.named("a100-40gb").target_config()
     here = target.compile_here(code, config, {"xla_gpu_autotune_level": 0})
     child = target._compile_in_child(code, config, {"xla_gpu_autotune_level": 0})

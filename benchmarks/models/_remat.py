@@ -1,6 +1,6 @@
 """Remat: what does a transformer block save for its backward pass?
 
-Input: a block's module class and the name of a policy. Output: a class to stack.
+Input: a block, how many of it, and the name of a policy. Output: what the last one gives.
 The one convention: a block names the four values that are worth a copy, `NAMES`; its input is
 one of them, because what enters a `jax.checkpoint` region is otherwise kept on the device.
 """

@@ -7,7 +7,7 @@ new optimizer state and the loss; the first two are donated.
 """
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ COMPILE_FAST = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A training step, and what is needed to trace, compile, run or judge it.
 
@@ -53,7 +53,6 @@ class Workload:
         (16, 'bf16', (16, 8))
     """
 
-    _: KW_ONLY
     name: str
     step: Callable[..., tuple[Any, Any, jax.Array]]
     args: tuple[Any, ...]
@@ -134,8 +133,8 @@ def _seed_dropout(
         return *draw(batch_key), jax.random.randint(seed_key, (), 0, 2**31 - 1)
 
     def seeded_loss(apply: Callable[..., Any], *batch: jax.Array) -> jax.Array:
-        *batch_, seed = batch
-        return loss(partial(apply, rngs={"dropout": jax.random.key(seed)}), *batch_)
+        *arrays, seed = batch
+        return loss(partial(apply, rngs={"dropout": jax.random.key(seed)}), *arrays)
 
     return draw_with_seed, seeded_loss
 
@@ -161,8 +160,8 @@ def _make_step(
     def step(variables: Any, optimizer_state: Any, *batch: jax.Array):
         statistics = {k: v for k, v in variables.items() if k != "params"}
         params = variables["params"]
-        differentiate = jax.grad(scaled_loss, has_aux=True)
-        grads, (value, statistics) = differentiate(params, statistics, batch)
+        differentiate = jax.value_and_grad(scaled_loss, has_aux=True)
+        (_, (value, statistics)), grads = differentiate(params, statistics, batch)
         updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
         params = optax.apply_updates(params, updates)
         return {"params": params, **statistics}, optimizer_state, value

@@ -256,6 +256,8 @@ class _Server:
     def _why_not_offload(self, var: Var, decision: Decision) -> str | None:
         if not can_offload(var.aval) or _compat.is_on_host(var.aval):
             return "its type cannot be in host memory"
+        if not self.program.can_offload:
+            return "XLA of this jaxlib would write it to the wrong place (openxla/xla #46231)"
         if var in self.arguments and var not in self.producer:
             return "it is an argument, whose memory is the caller's"
         return None if self._is_gone(var, decision) else _NOT_GONE

@@ -8,11 +8,19 @@ reads them. One iteration of each, put in a row, is again a program with a forwa
 backward part, served like any other (`demand.py`), at any depth of loops. What then still
 goes from the forward part to the backward part is what gets stacked, in host memory where it
 was offloaded.
+
+Stacks in host memory are indexed by hand, with an index that is read from memory: XLA:GPU of
+jaxlib 0.10.2 and 0.11.0 reads slices whose index it can work out, and which runs backwards,
+from the wrong end (openxla/xla #46231): silently wrong gradients.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from jaxswap import _compat
 from jaxswap.apply import demand, jaxprs
 from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
 from jaxswap.apply.program import (
@@ -59,13 +67,19 @@ def serve_program(program: Program, ledger: Ledger) -> Served:
 def rewrite_pairs(program: Program, ledger: Ledger) -> None:
     """Rewrites every pair of a forward and a backward scan in a program (in place)."""
     dependents = find_dependents(program.eqns, program.cotangents)
+    rewritten: dict[int, list[Eqn]] = {}
     for f, b in _find_pairs(program):
-        forward, backward = program.eqns[f], program.eqns[b]
-        linked = _find_links(program, f, b)
-        if linked:
-            program.eqns[f], program.eqns[b] = _rewrite_pair(
-                forward, backward, linked, dependents, ledger
-            )
+        links = _find_links(program, f, b)
+        if links:
+            forward, backward = _open(program.eqns[f]), _open(program.eqns[b])
+            served = _serve_pair(forward, backward, links, dependents, ledger)
+            rewritten[f], rewritten[b] = _close(forward, backward, links, served)
+    eqns = [
+        (new, part)
+        for i, (eqn, part) in enumerate(program)
+        for new in rewritten.get(i, [eqn])
+    ]
+    program.update(eqns, {})
 
 
 def _find_pairs(program: Program) -> list[tuple[int, int]]:
@@ -116,17 +130,16 @@ def _open(eqn: Eqn) -> _Scan:
     )
 
 
-def _rewrite_pair(
-    forward_eqn: Eqn,
-    backward_eqn: Eqn,
+def _serve_pair(
+    forward: _Scan,
+    backward: _Scan,
     links: dict[int, int],
     dependents: set[Var],
     ledger: Ledger,
-) -> tuple[Eqn, Eqn]:
-    forward, backward = _open(forward_eqn), _open(backward_eqn)
+) -> Served:
+    """Serves one iteration of a forward and a backward scan, put in a row."""
     env = {backward.invars[i]: forward.outs[j] for i, j in links.items()}
     cotangents = _find_cotangents(backward, dependents)
-    plain = [j for j in range(len(forward.outs)) if j not in links.values()]
     backward_eqns = [jaxprs.substitute(e, env) for e in backward.eqns]
     # A carry is not the caller's memory: every iteration's has to be kept or offloaded.
     carried = forward.invars[forward.first_carry : forward.first_xs]
@@ -137,12 +150,18 @@ def _rewrite_pair(
         eqns=forward.eqns + backward_eqns,
         parts=[Part.FORWARD] * len(forward.eqns) + [Part.BACKWARD] * len(backward_eqns),
         cotangents=cotangents,
-        outs=[forward.outs[j] for j in plain],
+        outs=[forward.outs[j] for j in _find_plain(forward, links)],
         backward_outs=[jaxprs.read(env, v) for v in backward.outs],
         prefix="",
         is_body=True,
+        can_offload=not (forward.eqn.params["reverse"] and _compat.misreads_reversed_slices()),
     )
-    return _close(forward, backward, links, plain, serve_program(program, ledger))
+    return serve_program(program, ledger)
+
+
+def _find_plain(forward: _Scan, links: dict[int, int]) -> list[int]:
+    """Positions of the results of a forward scan that are no residuals."""
+    return [j for j in range(len(forward.outs)) if j not in links.values()]
 
 
 def _find_cotangents(backward: _Scan, dependents: set[Var]) -> set[Var]:
@@ -166,79 +185,128 @@ def _find_cotangents(backward: _Scan, dependents: set[Var]) -> set[Var]:
 
 
 def _close(
-    forward: _Scan,
-    backward: _Scan,
-    links: dict[int, int],
-    plain: list[int],
-    served: Served,
-) -> tuple[Eqn, Eqn]:
+    forward: _Scan, backward: _Scan, links: dict[int, int], served: Served
+) -> tuple[list[Eqn], list[Eqn]]:
     """Takes a served iteration apart again, and stacks what crosses over."""
     sides = list(zip(served.eqns, served.is_backward, strict=True))
     forward_eqns = [eqn for eqn, side in sides if not side]
     backward_eqns = [eqn for eqn, side in sides if side]
-    made = {v for eqn in backward_eqns for v in eqn.outvars} | set(backward.invars)
-    made |= set(backward.constvars)
+    made = {v for eqn in backward_eqns for v in eqn.outvars}
+    made |= {*backward.invars, *backward.constvars}
     reads = [v for eqn in backward_eqns for v in jaxprs.variables(eqn.invars)]
     reads += jaxprs.variables(served.backward_outs)
     crossing = [v for v in dict.fromkeys(reads) if v not in made]
 
-    outer = dict(zip(forward.invars, forward.eqn.invars, strict=True))
     length = forward.eqn.params["length"]
-    consts = set(forward.invars[: forward.first_carry])
-    xs = set(forward.invars[forward.first_xs :])
-    shared = [v for v in crossing if v in consts]
-    closed_over = [v for v in crossing if v in set(forward.constvars)]
-    sliced = [v for v in crossing if v in xs]
-    stacked = [v for v in crossing if v not in consts | xs | set(forward.constvars)]
-    stacks = [jx.Var(jx.unmapped_aval(length, 0, v.aval)) for v in stacked]
-
-    outvars = [forward.eqn.outvars[j] for j in plain] + stacks
+    known = {*forward.invars[: forward.first_carry], *forward.invars[forward.first_xs :]}
+    known |= set(forward.constvars)
+    stacked = [v for v in crossing if v not in known]
+    stacks = {v: jx.Var(jx.unmapped_aval(length, 0, v.aval)) for v in stacked}
+    outvars = [forward.eqn.outvars[j] for j in _find_plain(forward, links)]
     new_forward = _build(
-        forward, forward.invars, forward.eqn.invars, forward_eqns,
-        [*served.outs, *stacked], outvars, forward.first_carry, {},
+        forward, [], forward.invars, [], forward.eqn.invars, forward_eqns,
+        [*served.outs, *stacked], [*outvars, *stacks.values()], {},
     )  # fmt: skip
-    b, first_carry, first_xs = backward, backward.first_carry, backward.first_xs
-    own_xs = [i for i in range(first_xs, len(b.invars)) if i not in links]
+    before, new_backward = _close_backward(
+        forward, backward, links, backward_eqns, served.backward_outs, crossing, stacks
+    )
+    return [new_forward], [*before, new_backward]
+
+
+def _close_backward(
+    forward: _Scan,
+    backward: _Scan,
+    links: dict[int, int],
+    eqns: list[Eqn],
+    outs: list[Atom],
+    crossing: list[Var],
+    stacks: dict[Var, Var],
+) -> tuple[list[Eqn], Eqn]:
+    """The backward scan, reading what crosses over; and what has to come before it."""
+    outer = dict(zip(forward.invars, forward.eqn.invars, strict=True)) | stacks
+    closed_over = dict(zip(forward.constvars, forward.consts, strict=True))
+    consts = set(forward.invars[: forward.first_carry])
     # Fresh names: the two bodies are separate programs again.
-    env = {v: jx.Var(v.aval) for v in (*shared, *sliced, *stacked, *closed_over)}
-    invars = [
-        *b.invars[:first_carry], *(env[v] for v in shared),
-        *b.invars[first_carry:first_xs],
-        *(b.invars[i] for i in own_xs), *(env[v] for v in (*sliced, *stacked)),
-    ]  # fmt: skip
-    operands = [
-        *b.eqn.invars[:first_carry], *(outer[v] for v in shared),
-        *b.eqn.invars[first_carry:first_xs],
-        *(b.eqn.invars[i] for i in own_xs), *(outer[v] for v in sliced), *stacks,
-    ]  # fmt: skip
-    values = dict(zip(forward.constvars, forward.consts, strict=True))
-    constants = {env[v]: values[v] for v in closed_over}
-    backward_eqns = [jaxprs.substitute(e, env) for e in backward_eqns]
-    outs = [jaxprs.read(env, v) for v in served.backward_outs]
-    new_backward = _build(
-        backward, invars, operands, backward_eqns, outs, b.eqn.outvars,
-        first_carry + len(shared), constants,
+    env = {v: jx.Var(v.aval) for v in crossing}
+    on_host = [v for v in stacks if _compat.is_on_host(v.aval)]
+    shared = {env[v]: outer[v] for v in crossing if v in consts}
+    sliced = {
+        env[v]: outer[v]
+        for v in crossing
+        if v not in consts and v not in closed_over and v not in on_host
+    }
+    before: list[Eqn] = []
+    eqns = [jaxprs.substitute(e, env) for e in eqns]
+    if on_host:
+        before, order = _new_order(forward.eqn.params["length"])
+        index = jx.Var(order.aval.update(shape=()))
+        sliced[index] = order
+        whole = {v: jx.Var(stacks[v].aval) for v in on_host}
+        shared |= {whole[v]: stacks[v] for v in on_host}
+        eqns = [e for v in on_host for e in _index_stack(whole[v], index, env[v])] + eqns
+    own = [i for i in range(len(backward.invars)) if i not in links]
+    return before, _build(
+        backward, list(shared), [*(backward.invars[i] for i in own), *sliced],
+        list(shared.values()), [*(backward.eqn.invars[i] for i in own), *sliced.values()],
+        eqns, [jaxprs.read(env, v) for v in outs], backward.eqn.outvars,
+        {env[v]: closed_over[v] for v in crossing if v in closed_over},
     )  # fmt: skip
-    return new_forward, new_backward
+
+
+def _new_order(length: int) -> tuple[list[Eqn], Var]:
+    """Equations that put the numbers of the iterations where XLA cannot foresee them."""
+    count = lambda: jax.lax.optimization_barrier(jnp.arange(length, dtype=jnp.int32))
+    closed = jaxprs.inline_calls(jax.make_jaxpr(count)())
+    _, _, eqns, (order,) = jaxprs.rename_jaxpr(closed)
+    return eqns, order
+
+
+def _index_stack(stack: Var, index: Var, result: Var) -> list[Eqn]:
+    """Equations that read `result` from a stack in host memory."""
+    sizes = (1, *result.aval.shape)
+
+    def take(whole, i):
+        starts = (i, *(jnp.int32(0) for _ in sizes[1:]))
+        return jax.lax.squeeze(jax.lax.dynamic_slice(whole, starts, sizes), (0,))
+
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (stack, index)]
+    closed = jaxprs.inline_calls(jax.make_jaxpr(take)(*shapes))
+    env = dict(zip(closed.jaxpr.invars, (stack, index), strict=True))
+    eqns = []
+    for eqn in closed.jaxpr.eqns:
+        copied = jaxprs.clone(eqn, env)
+        if any(_compat.is_on_host(v.aval) for v in jaxprs.variables(copied.invars)):
+            (old,), (made,) = eqn.outvars, copied.outvars
+            env[old] = jx.Var(made.aval.update(memory_space=stack.aval.memory_space))
+            copied = copied.replace(outvars=[env[old]])
+        eqns.append(copied)
+    eqns[-1] = eqns[-1].replace(outvars=[result])
+    return eqns
 
 
 def _build(
     scan: _Scan,
+    new_consts: list[Var],
     invars: list[Var],
+    new_const_operands: list[Atom],
     operands: list[Atom],
     eqns: list[Eqn],
     outs: list[Atom],
     outvars: list[Var],
-    num_consts: int,
     constants: dict[Var, Any],
 ) -> Eqn:
+    """A scan like `scan` with more constants in front, and another body."""
     body = jaxprs.with_equations(
         scan.eqn.params["jaxpr"].jaxpr,
         eqns,
         constvars=[*scan.constvars, *constants],
-        invars=list(invars),
+        invars=[*new_consts, *invars],
         outvars=list(outs),
     )
     closed = jx.ClosedJaxpr(body, [*scan.consts, *constants.values()])
-    params = scan.eqn.params | {"jaxpr": closed, "num_consts": num_consts}
-    return scan.eqn.replace(invars=list(operands), outvars=list(outvars), params=params)
+    params = scan.eqn.params | {
+        "jaxpr": closed,
+        "num_consts": scan.first_carry + len(new_consts),
+    }
+    invars = [*new_const_operands, *operands]
+    return scan.eqn.replace(invars=invars, outvars=list(outvars), params=params)

@@ -46,6 +46,21 @@ def trace_step(
 ) -> TracedStep:
     """Traces a step, naming those values of its differentiated functions that are wanted."""
     namer = _Namer(is_wanted)
+    leaves, flat_step, out_trees = _flatten_step(fn, args, kwargs)
+    with _compat.intercept_differentiation(namer.instrument):
+        closed = jax.make_jaxpr(flat_step)(*leaves)
+    return TracedStep(closed=closed, out_tree=out_trees[-1], values=tuple(namer.values))
+
+
+def trace_plain(fn: Callable, args: Sequence[Any], kwargs: dict) -> Any:
+    """Traces a step as it is written, over its flattened arguments."""
+    leaves, flat_step, _ = _flatten_step(fn, args, kwargs)
+    return jax.make_jaxpr(flat_step)(*leaves)
+
+
+def _flatten_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> tuple:
+    # A new function every time: JAX caches traces by identity, and a trace from the cache
+    # is not intercepted.
     leaves, tree = jax.tree.flatten((args, kwargs))
     out_trees = []
 
@@ -55,9 +70,7 @@ def trace_step(
         out_trees.append(out_tree)
         return out
 
-    with _compat.intercept_differentiation(namer.instrument):
-        closed = jax.make_jaxpr(flat_step)(*leaves)
-    return TracedStep(closed=closed, out_tree=out_trees[-1], values=tuple(namer.values))
+    return leaves, flat_step, out_trees
 
 
 class _Namer:

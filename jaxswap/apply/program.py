@@ -65,6 +65,7 @@ class Program:
         saved: variables that the user's own policies save.
         is_body: whether it is an iteration of a loop; the next iterations of the forward
             pass then come between its forward and its backward part.
+        can_offload: whether its values may be offloaded.
     """
 
     arguments: Sequence[Var]
@@ -77,6 +78,7 @@ class Program:
     prefix: str
     saved: set[Var] = field(default_factory=set)
     is_body: bool = False
+    can_offload: bool = True
 
     def __iter__(self) -> Iterator[tuple[Eqn, Part]]:
         return iter(zip(self.eqns, self.parts, strict=True))

@@ -127,11 +127,10 @@ def rewrite_step(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
         min_heavy_bytes=min_heavy_bytes,
     )
-    closed = traced.closed
-    if default != "keep" or any(is_wanted(v.name) for v in traced.values):
-        closed = schedule.schedule_step(closed, ledger)
+    if default == "keep" and not any(is_wanted(name) for name in decisions):
+        closed = place.trace_plain(fn, args, dict(kwargs or {}))
     else:
-        closed = schedule.remove_traces(closed)
+        closed = schedule.schedule_step(traced.closed, ledger)
     return AppliedStep(
         closed=closed,
         out_tree=traced.out_tree,

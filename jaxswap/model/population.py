@@ -221,8 +221,8 @@ def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
     out_end_s, in_end_s = (np.zeros((num_ops + 1, num_plans)) for _ in range(2))
     out_s, in_s = tables.rows(tables.out_s), tables.rows(tables.in_s)
     awaited_out, awaited_in = tables.rows(tables.awaits_out), tables.rows(tables.awaits_in)
-    is_out, is_in = out_s.any(axis=1), in_s.any(axis=1)
-    awaits_out, awaits_in = (np.any(each >= 0, axis=1) for each in (awaited_out, awaited_in))
+    is_out, is_in = _find_rows(out_s > 0), _find_rows(in_s > 0)
+    awaits_out, awaits_in = _find_rows(awaited_out >= 0), _find_rows(awaited_in >= 0)
     busy_s = tables.rows(tables.again_s)[:-1] + timeline.op_s[:, None]
     plans = np.arange(num_plans)
     for op in range(num_ops):
@@ -244,3 +244,8 @@ def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
             to_host_s = np.where(copy_s > 0, end_s, to_host_s)
             out_end_s[op] = to_host_s
     return now_s
+
+
+def _find_rows(is_any: NDArray[np.bool_]) -> list[bool]:
+    """Which ops concern any plan at all."""
+    return np.asarray(is_any.any(axis=1)).tolist()

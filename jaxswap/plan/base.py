@@ -6,7 +6,7 @@ where the unplanned step fits, the answer is to do nothing, and no planner is as
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -158,9 +158,58 @@ def run_planner(
     from jaxswap.plan.improve import find_floor
 
     floor = find_floor(problem)
+    message = explain_infeasible(problem, chosen.name, floor)
     if floor.fits(problem.budget_bytes, problem.host_budget_bytes):
-        floor = solution.forecast
-    raise BudgetInfeasibleError(explain_infeasible(problem, chosen.name, floor))
+        message = explain_infeasible(problem, chosen.name, solution.forecast)
+        size = format_bytes(floor.peak_bytes)
+        message += f' Other planners can: `planner="genetic"` gets to {size}.'
+    raise BudgetInfeasibleError(message)
+
+
+def run_ladder(
+    problem: Problem,
+    budgets_bytes: Sequence[int],
+    planner: "str | Planner" = "genetic",
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Solution | None]:
+    """Plans for several budgets, none of which is slower than that of a tighter one.
+
+    A search may miss at a wide budget what it found at a tight one. So the budgets are solved
+    from the tightest on, and each gets the fastest plan found so far.
+
+    Args:
+        problem: what to decide; its own budget does not matter.
+        budgets_bytes: the budgets, in any order.
+        planner: as for `run_planner`.
+        seed: likewise.
+        progress: likewise, over the budgets.
+
+    Returns:
+        A solution for each budget, in the order given; None where none fits.
+
+    Example:
+        >>> from jaxswap.model.device import Device
+        >>> from jaxswap.program.ir import Program
+        >>> program = Program(ops=(), values=(), candidates=(), base_bytes=5)
+        >>> problem = Problem(program=program, device=Device.named("t4"), budget_bytes=1)
+        >>> [found is None for found in run_ladder(problem, [9, 4], "greedy")]
+        [False, True]
+    """
+    found: dict[int, Solution | None] = {}
+    fastest: Solution | None = None
+    for done, budget_bytes in enumerate(sorted(set(budgets_bytes))):
+        if progress is not None:
+            progress(done, len(set(budgets_bytes)), format_bytes(budget_bytes))
+        try:
+            solution = run_planner(problem.at_budget(budget_bytes), planner, seed=seed)
+        except BudgetInfeasibleError:
+            solution = None
+        if solution and (not fastest or solution.forecast.step_s <= fastest.forecast.step_s):
+            fastest = solution
+        found[budget_bytes] = fastest
+    return [found[budget_bytes] for budget_bytes in budgets_bytes]
 
 
 def explain_infeasible(problem: Problem, planner: str, floor: Forecast) -> str:

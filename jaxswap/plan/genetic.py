@@ -9,12 +9,14 @@ other planners, and it ends with a descent.
 Two stages, both on pygad. First equal blocks share their genes: a choice for the first blocks,
 one for the rest, and where the cut is. Then every candidate has a gene of its own. An answer
 that exceeds the budget is bred by what it costs after a repair.
+
+Limitations:
+    A search at a tight budget may be luckier than one at a wider budget. It never is compared
+    with greedy's ladder, from which both start; for more, use `run_ladder`.
 """
 
-import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +24,10 @@ import numpy as np
 
 from jaxswap.model.device import Progress
 from jaxswap.plan.base import Planner, Solution, make_solution
+from jaxswap.plan.breed import OwnGenes, SharedGenes, run_pygad
 from jaxswap.plan.greedy import build_ladder
 from jaxswap.plan.improve import choose_freeing, descend, give_back, repair
 from jaxswap.plan.problem import KEEP_GENE, Genes, Problem
-
-_CUTS = 8  # of how many equal parts a group of equal values is cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Genetic:
         population: plans per generation.
         num_generations: at most so many in each stage.
         patience: generations without a better plan after which a stage ends.
+        max_op_evaluations: ops simulated, over all plans, after which no new descent starts.
         mutation_probability: of each gene.
         seeds: planners whose answers the search starts from, besides greedy's ladder; None
             for all of them.
@@ -49,7 +51,8 @@ class Genetic:
 
     population: int = 128
     num_generations: int = 60
-    patience: int = 10
+    patience: int = 12
+    max_op_evaluations: float = 2e7
     mutation_probability: float = 0.05
     seeds: tuple[str, ...] | None = None
     time_limit_s: float | None = None
@@ -66,63 +69,15 @@ class Genetic:
         search = _Search(problem, self, rng, progress)
         report = progress or (lambda done, total, label: None)
         report(0, 4, "seeds")
-        bound_s = search.add_seeds()
-        if bound_s is not None and search.is_proven:
-            report(4, 4, "done")
-            return search.finish(bound_s)
+        search.add_seeds()
         report(1, 4, "equal blocks together")
-        search.breed(_SharedGenes(problem))
+        search.breed(SharedGenes(problem))
         report(2, 4, "each value by itself")
-        search.breed(_OwnGenes(problem))
+        search.breed(OwnGenes(problem))
         report(3, 4, "descent")
         search.descend()
         report(4, 4, "done")
-        return search.finish(bound_s)
-
-
-class _OwnGenes:
-    """One gene per candidate: its choice."""
-
-    def __init__(self, problem: Problem):
-        allowed = problem.options.is_allowed
-        self.spaces = [np.flatnonzero(row).tolist() for row in allowed]
-
-    def decode(self, genes: Genes) -> Genes:
-        return genes
-
-    def encode(self, answers: Genes) -> Genes:
-        return answers
-
-
-class _SharedGenes:
-    """Three genes per group of equal values: two choices, and how many take the first."""
-
-    def __init__(self, problem: Problem):
-        repeats = [candidate.repeat for candidate in problem.program.candidates]
-        allowed = problem.options.is_allowed
-        self.group = np.unique(repeats, return_inverse=True)[1]
-        self.rank = np.zeros(len(repeats))
-        self.spaces: list[list[int]] = []
-        for g in range(self.group.max() + 1):
-            members = np.flatnonzero(self.group == g)
-            self.rank[members] = (np.arange(len(members)) + 0.5) / len(members)
-            choices = np.flatnonzero(allowed[members].any(axis=0)).tolist()
-            self.spaces += [choices, choices, list(range(_CUTS + 1))]
-
-    def decode(self, genes: Genes) -> Genes:
-        first, rest, cut = (genes[:, 3 * self.group + k] for k in range(3))
-        return np.where(self.rank * _CUTS < cut, first, rest)
-
-    def encode(self, answers: Genes) -> Genes:
-        """The most common choice of each group's first and second half."""
-        rows = np.zeros((len(answers), len(self.spaces)), dtype=np.int64)
-        for g in range(len(self.spaces) // 3):
-            members = self.group == g
-            for k, half in enumerate((self.rank <= 0.5, self.rank >= 0.5)):
-                part = answers[:, members & half]
-                rows[:, 3 * g + k] = [np.bincount(row).argmax() for row in part]
-            rows[:, 3 * g + 2] = _CUTS // 2
-        return rows
+        return search.finish()
 
 
 @dataclass
@@ -136,7 +91,7 @@ class _Search:
     pool: Genes = field(init=False)
     costs: np.ndarray = field(init=False)
     evaluations: int = 0
-    is_proven: bool = False
+    bound_s: float | None = None
 
     def __post_init__(self) -> None:
         limit_s = self.settings.time_limit_s
@@ -151,20 +106,17 @@ class _Search:
         order = np.argsort(costs, kind="stable")[: 2 * self.settings.population]
         self.pool, self.costs = pool[order], costs[order]
 
-    def add_seeds(self) -> float | None:
-        """Asks the other planners; returns the best bound that one of them proves."""
+    def add_seeds(self) -> None:
+        """Asks the other planners, and takes the best bound that one of them proves."""
         ladder = build_ladder(self.problem)
         self.add(ladder, self.problem.costs_of(ladder))
-        bound_s = None
         for planner in self._list_seed_planners():
             solution = planner.solve(self.problem, self.rng, None)
             genes = np.array([solution.genes])
             self.add(genes, self.problem.costs_of(genes))
-            self.is_proven |= solution.is_optimal
             if solution.bound_s is not None:
-                bound_s = max(bound_s or 0.0, solution.bound_s)
+                self.bound_s = max(self.bound_s or 0.0, solution.bound_s)
         self._add_repaired()
-        return bound_s
 
     def _list_seed_planners(self) -> list[Planner]:
         from jaxswap.plan.base import planners
@@ -182,9 +134,9 @@ class _Search:
         genes = np.where(self.rng.random(leaving.shape) < thickness, leaving, KEEP_GENE)
         self.add(*repair(self.problem, genes, self.rng))
 
-    def breed(self, coding: "_OwnGenes | _SharedGenes") -> None:
+    def breed(self, coding: OwnGenes | SharedGenes) -> None:
         """Runs one stage, and adds what it finds to the pool."""
-        if time.monotonic() > self.deadline_s or max(map(len, coding.spaces)) < 2:
+        if self._is_spent() or max(map(len, coding.spaces)) < 2:
             return
         count = self.settings.population
         start = np.resize(coding.encode(self.pool), (count, len(coding.spaces)))
@@ -196,7 +148,15 @@ class _Search:
             self.add(genes, costs)
             return (-costs / self.problem.worst_s).tolist()
 
-        _run_pygad(self.settings, coding.spaces, start, fitness, self._watch(), self.rng)
+        run_pygad(
+            start,
+            coding.spaces,
+            fitness,
+            self._watch(),
+            num_generations=self.settings.num_generations,
+            mutation_probability=self.settings.mutation_probability,
+            seed=int(self.rng.integers(2**31)),
+        )
 
     def _watch(self) -> Callable[[Any], str | None]:
         best, since = float(self.costs[0]), 0
@@ -205,71 +165,75 @@ class _Search:
             nonlocal best, since
             is_better = self.costs[0] < best * (1.0 - 1e-9)
             best, since = float(self.costs[0]), 0 if is_better else since + 1
-            is_late = time.monotonic() > self.deadline_s
-            return "stop" if is_late or since >= self.settings.patience else None
+            return "stop" if self._is_spent() or since >= self.settings.patience else None
 
         return on_generation
 
     def descend(self) -> None:
-        """Improves the best few answers until no single change, or pair tried, helps."""
-        for genes in self.pool[:3].copy():
-            if time.monotonic() > self.deadline_s:
+        """Improves the best answers by single changes and pairs, then kicks the best about."""
+        for genes in self._spread_out(4):
+            self._descend_from(genes, with_pairs=True)
+        while not self._is_spent():
+            best = self.costs[0]
+            for _ in range(self.settings.patience):
+                self._descend_from(self._kick(self.pool[0]), with_pairs=False)
+            if self.costs[0] >= best * (1.0 - 1e-9):
                 break
-            better = descend(self.problem, genes, self.rng, with_pairs=True)[None]
-            self.add(better, self.problem.costs_of(better))
+        self._descend_from(self.pool[0], with_pairs=True)
         spare = give_back(self.problem, self.pool[0])[None]
         cost = self.problem.costs_of(spare)
         if cost[0] <= self.costs[0]:
             self.pool[0], self.costs[0] = spare[0], cost[0]
 
-    def finish(self, bound_s: float | None) -> Solution:
+    def _spread_out(self, count: int) -> Genes:
+        """The best answer, and others of the pool that differ most from those before them."""
+        chosen = [self.pool[0]]
+        half = self.pool[: max(len(self.pool) // 2, 1)]
+        for _ in range(count - 1):
+            apart = np.min([(half != genes).sum(axis=1) for genes in chosen], axis=0)
+            chosen.append(half[int(apart.argmax())])
+        return np.array(chosen)
+
+    def _kick(self, genes: Genes) -> Genes:
+        """The answer with a few choices made anew, repaired."""
+        share = max(2.0 / len(genes), 0.08)
+        other = choose_freeing(self.problem, self.rng, 1)[0]
+        other = np.where(self.rng.random(len(genes)) < 0.5, other, KEEP_GENE)
+        kicked = np.where(self.rng.random(len(genes)) < share, other, genes)
+        return repair(self.problem, kicked[None], self.rng)[0][0]
+
+    def _descend_from(self, genes: Genes, *, with_pairs: bool) -> None:
+        if self._is_spent():
+            return
+        better = descend(
+            self.problem,
+            genes,
+            self.rng,
+            costs_of=self._count,
+            with_pairs=with_pairs,
+            max_trials=1500,
+        )
+        self.add(better[None], self.problem.costs_of(better[None]))
+
+    def _count(self, genes: Genes) -> np.ndarray:
+        self.evaluations += len(genes)
+        return self.problem.costs_of(genes)
+
+    def _is_spent(self) -> bool:
+        """Whether time is up, or nothing better can be found."""
+        spent = self.evaluations * self.problem.timeline.num_ops
+        is_late = time.monotonic() > self.deadline_s
+        return is_late or spent > self.settings.max_op_evaluations or self._is_proven()
+
+    def _is_proven(self) -> bool:
+        return self.bound_s is not None and self.costs[0] <= self.bound_s * (1.0 + 1e-9)
+
+    def finish(self) -> Solution:
         return make_solution(
             self.problem,
             self.pool[0],
             self.settings.name,
-            bound_s=bound_s,
-            is_optimal=self.is_proven,
+            bound_s=self.bound_s,
+            is_optimal=self._is_proven(),
             evaluations=self.evaluations,
         )
-
-
-def _run_pygad(
-    settings: Genetic,
-    spaces: list[list[int]],
-    start: Genes,
-    fitness: Callable[[Any, Any, Any], list[float]],
-    on_generation: Callable[[Any], str | None],
-    rng: np.random.Generator,
-) -> None:
-    import pygad
-
-    with _global_random_kept():
-        search = pygad.GA(
-            num_generations=settings.num_generations,
-            num_parents_mating=max(settings.population // 4, 2),
-            initial_population=start,
-            fitness_func=fitness,
-            fitness_batch_size=settings.population,
-            gene_space=spaces,
-            gene_type=int,
-            parent_selection_type="tournament",
-            keep_elitism=2,
-            crossover_type="uniform",
-            mutation_type="random",
-            mutation_probability=settings.mutation_probability,
-            random_seed=int(rng.integers(2**31)),
-            on_generation=on_generation,
-            suppress_warnings=True,
-        )
-        search.run()
-
-
-@contextmanager
-def _global_random_kept() -> Iterator[None]:
-    """pygad seeds the generators of `random` and `numpy.random`: puts them back afterwards."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)

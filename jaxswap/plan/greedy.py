@@ -9,13 +9,11 @@ None of the plans depends on the budget, which only picks among them: so a tight
 gets a faster plan.
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxswap.model.device import Progress
-from jaxswap.model.timeline import Floats
 from jaxswap.plan.base import Solution, make_solution
 from jaxswap.plan.improve import give_back
 from jaxswap.plan.problem import (
@@ -26,7 +24,7 @@ from jaxswap.plan.problem import (
     Problem,
 )
 
-_MAX_LENGTHS = 128
+_MAX_LENGTHS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ def build_ladder(problem: Problem, num_levels: int = 8) -> Genes:
     refined = []
     for level in range(num_levels):
         budget_bytes = lowest + (highest - lowest) * level // num_levels
-        rung = dataclasses.replace(problem, budget_bytes=budget_bytes)
+        rung = problem.at_budget(budget_bytes)
         best = genes[int(rung.costs(forecasts).argmin())]
         refined.append(give_back(rung, best))
     return np.concatenate([genes, np.array(refined)])
@@ -110,7 +108,10 @@ def _share_link(problem: Problem, away: Genes, either: Genes, share: float) -> G
     """Offloads what costs most to recompute, as far as the link can carry it meanwhile."""
     tracks = problem.timeline.tracks
     saved = np.array(
-        [(t.recompute_s if t.recompute_s is not None else np.inf) / max(t.in_s, 1e-30) for t in tracks]
+        [
+            (t.recompute_s if t.recompute_s is not None else np.inf) / max(t.in_s, 1e-30)
+            for t in tracks
+        ]
     )
     half_s = float(problem.timeline.op_s.sum()) / 2
     choice, used_s = either.copy(), 0.0
@@ -123,7 +124,7 @@ def _share_link(problem: Problem, away: Genes, either: Genes, share: float) -> G
     return choice
 
 
-def _order_by_rate(problem: Problem, choice: Genes) -> Floats:
+def _order_by_rate(problem: Problem, choice: Genes) -> np.ndarray:
     """Candidates by bytes × idle seconds that leave per second that it costs, best first."""
     tracks = problem.timeline.tracks
     ends_s = np.concatenate([[0.0], np.cumsum(problem.timeline.op_s)])

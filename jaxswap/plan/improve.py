@@ -72,9 +72,7 @@ def _list_single_changes(
     return trials
 
 
-def _list_pairs(
-    problem: Problem, genes: Genes, rng: np.random.Generator, max_trials: int
-) -> Genes:
+def _list_pairs(problem: Problem, genes: Genes, rng: np.random.Generator, max_trials: int) -> Genes:
     singles = _list_single_changes(problem, genes, rng, max_trials)
     count = len(singles)
     if count < 2:

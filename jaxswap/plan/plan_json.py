@@ -74,8 +74,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             decisions[name] = Decision(**parts)
         except BadArgumentError as error:
             raise BadArgumentError(f"`{where}` is not possible: {error}") from error
-        rest = {field.name: each[field.name] for field in fields(PlannedValue)}
-        values[name] = PlannedValue(**(rest | {"shape": tuple(rest["shape"])}))
+        rest: dict[str, Any] = {f.name: each[f.name] for f in fields(PlannedValue)}
+        rest["shape"] = tuple(rest["shape"])
+        values[name] = PlannedValue(**rest)
     forecast = _forecast_from_json(body.pop("forecast"), f"{path}, forecast")
     return Plan(decisions=decisions, values=values, forecast=forecast, **body)
 

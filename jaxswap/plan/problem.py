@@ -8,6 +8,7 @@ options. Option 0 is keep, 1 recompute; the others offload, with a window and a 
 distance that are multiples of what the copy would take alone.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -103,6 +104,13 @@ class Problem:
         """Whether there is nothing to do."""
         return self.baseline.fits(self.budget_bytes, self.host_budget_bytes)
 
+    def at_budget(self, budget_bytes: int) -> "Problem":
+        """The same problem with another budget; what does not depend on it is not redone."""
+        other = dataclasses.replace(self, budget_bytes=budget_bytes)
+        for name in ("timeline", "options", "baseline", "worst_s"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
     def empty_genes(self) -> Genes:
         """The answer that keeps everything."""
         return np.zeros(self.num_candidates, dtype=np.int64)
@@ -151,18 +159,14 @@ class Problem:
             if action == "offload":
                 window = int(self.options.windows[index, gene])
                 ahead = int(self.options.aheads[index, gene])
-                found[name] = Decision(
-                    action=action, window_ops=window, reload_ahead_ops=ahead
-                )
+                found[name] = Decision(action=action, window_ops=window, reload_ahead_ops=ahead)
             elif action == "recompute":
                 found[name] = Decision(action=action)
         return found
 
     def forecast(self, genes: Genes) -> Forecast:
         """The full forecast of one answer, by the plain simulator."""
-        return simulate(
-            self.program, self.decide(genes), self.device, efficiency=self.efficiency
-        )
+        return simulate(self.program, self.decide(genes), self.device, efficiency=self.efficiency)
 
 
 def _list_options(timeline: Timeline, spreads: tuple[float, ...]) -> Options:

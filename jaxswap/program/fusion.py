@@ -21,12 +21,17 @@ from jaxswap.program.graph import Graph, Node
 _BANDWIDTH_BYTES_PER_S = 2.5e12
 _FLOPS_PER_S = 30e12
 _LAUNCH_S = 1e-6
-# Vector operations that one call costs; XLA tables these per GPU.
-_EXPENSIVE = {"tanh": 60.0, "erf": 60.0, "pow": 60.0, "logistic": 30.0, "erfc": 60.0,
-              "erf_inv": 60.0, "sin": 40.0, "cos": 40.0}  # fmt: skip
-_TRANSCENDENTAL = 10.0
+_TRANSCENDENTAL_FLOPS = 10.0
+# What XLA computes once and writes, rather than in each of several readers; seen by compiling
+# each with two readers. `exp`, `logistic`, `erf`, `rsqrt` and divisions it does twice.
+DEAR = frozenset(
+    ("tanh", "log", "log1p", "sin", "cos", "tan", "pow", "atan2", "erf_inv", "lgamma", "digamma",
+     "threefry2x32", "random_bits")
+)  # fmt: skip
 _MAX_INPUTS = 48
 _MAX_NODES = 400
+# What more kernels than this read, such as a mask or a learning rate, is made once.
+_MAX_READERS = 24
 
 
 @dataclass(slots=True)
@@ -45,11 +50,14 @@ class Kernel:
     nodes: dict[int, float]
     ins: dict[int, float]
     outs: list[int]
-    position: int
+    position: float
     span: int
     loop: int | None
     is_opaque: bool
     reduces: bool
+    not_before: int = 0
+    is_dear: bool = False
+    is_stack: bool = False
     effort: float = 0.0
     read_bytes: float = 0.0
     write_bytes: float = 0.0
@@ -75,14 +83,14 @@ def fuse(graph: Graph) -> list[Kernel]:
     fuser.fuse_epilogues()
     fuser.fuse_by_priority()
     fuser.fuse_outputs()
+    fuser.put_off()
     alive = [k for k in fuser.kernels if k.is_alive]
     return sorted(alive, key=lambda k: k.position)
 
 
 def effort_of(node: Node) -> float:
     """Vector operations of one node."""
-    weight = _EXPENSIVE.get(node.name, _TRANSCENDENTAL)
-    return node.cost.vector_flops + weight * node.cost.transcendentals
+    return node.cost.vector_flops + _TRANSCENDENTAL_FLOPS * node.cost.transcendentals
 
 
 class _Fuser:
@@ -106,6 +114,9 @@ class _Fuser:
             loop=node.loop,
             is_opaque=node.kind == "opaque",
             reduces=node.kind == "reduce",
+            not_before=node.not_before,
+            is_dear=node.name in DEAR,
+            is_stack=node.name == "stack",
             effort=self.effort[index],
         )
         if node.kind == "update" and node.reads:
@@ -230,7 +241,13 @@ class _Fuser:
             return None
         (result,) = kernel.outs
         readers = self.readers.get(result)
-        if not readers:
+        if not readers or (kernel.is_dear and len(readers) > 1):
+            return None
+        if not kernel.ins and not kernel.effort:
+            # A constant costs nothing anywhere.
+            can_all = all(self._can_take(self.kernels[r], kernel, result, 1) for r in readers)
+            return kernel.seconds if can_all else None
+        if len(readers) > _MAX_READERS:
             return None
         gain = kernel.seconds
         for other in readers:
@@ -251,7 +268,7 @@ class _Fuser:
             return True
         elements = self.arrays[result].elements
         if elements == kernel.span:  # a row-wise kernel that gives whole rows
-            return reader.span == kernel.span
+            return reader.span == kernel.span and not reader.is_stack
         if count > 1:
             return False
         if not reader.reduces and reader.span == elements:
@@ -308,6 +325,8 @@ class _Fuser:
                 reader.effort += self.effort[node] * (now_times - before_times)
                 reader.nodes[node] = now_times
             reader.reduces |= kernel.reduces
+            reader.is_dear |= kernel.is_dear
+            reader.not_before = max(reader.not_before, kernel.not_before)
         self._drop(index)
         self.readers[result] = set()
         return readers
@@ -324,19 +343,35 @@ class _Fuser:
             kernel = self.kernels[index]
             if not kernel.is_alive or kernel.is_opaque:
                 continue
-            near = [*kernel.outs, *(a for a in kernel.ins if self._is_wide(a, kernel))]
+            near = [*kernel.outs, *(a for a in kernel.ins if self._is_whole(a, kernel))]
             seen: set[int] = set()
             for array in near:
                 for other in sorted(self.readers.get(array, ()), key=self._position):
-                    if other not in seen and other != index:
+                    is_whole = self._is_whole(array, self.kernels[other])
+                    if other not in seen and other != index and is_whole:
                         seen.add(other)
                         self._try_join(index, other)
 
-    def _position(self, index: int) -> int:
+    # ---- in time ----
+
+    def put_off(self) -> None:
+        """Runs kernels that hold nothing up, such as a loop's slices, right before their use."""
+        for index, kernel in enumerate(self.kernels):
+            if not kernel.is_alive or kernel.is_opaque:
+                continue
+            readers = [self.kernels[r] for a in kernel.outs for r in self.readers.get(a, ())]
+            if not readers or any(r.loop != kernel.loop for r in readers):
+                continue
+            is_there = (self.arrays[a].is_argument or self.arrays[a].is_stacked for a in kernel.ins)
+            if all(is_there) and not any(a in self.kept for a in kernel.outs):
+                kernel.position = min(r.position for r in readers) - 1 / (index + 2)
+
+    def _position(self, index: int) -> float:
         return self.kernels[index].position
 
-    def _is_wide(self, array: int, kernel: Kernel) -> bool:
-        return self.arrays[array].elements * max(1, 1) >= kernel.span
+    def _is_whole(self, array: int, kernel: Kernel) -> bool:
+        """Whether a kernel reads all of a large array: of two slices, each is its own."""
+        return kernel.ins.get(array, 0.0) >= 1.0 and self.arrays[array].elements >= kernel.span
 
     def _try_join(self, index: int, other: int) -> None:
         """Joins a later kernel to an earlier one if it can run at that place."""
@@ -345,6 +380,10 @@ class _Fuser:
             return
         if first.span != second.span or first.loop != second.loop:
             return
+        if first.position < second.not_before:
+            return
+        if first.is_stack or second.is_stack:
+            return  # a slice of a stack is written in place, by a kernel of its own
         if first.fixed or second.fixed or len(first.ins) + len(second.ins) > _MAX_INPUTS:
             return
         if first.reduces and any(a in second.ins for a in first.outs if self._is_small(a, first)):

@@ -33,7 +33,9 @@ class Array:
         producer: the node that makes it; None for arguments.
         readers: the nodes that read it.
         names: what decisions may call it, best first.
-        stands_for: the array whose copy this is, stacked over a loop's trips.
+        result_names: likewise, seen from outside the loop that makes it.
+        stands_for: the array whose copy this is, stacked over a loop's trips or laid out
+            for a dot.
         trips: how many of it one step makes.
         is_stacked: whether all trips are in memory at once.
         is_argument: whether it is an argument of the step.
@@ -47,6 +49,7 @@ class Array:
     producer: int | None = None
     readers: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    result_names: list[str] = field(default_factory=list)
     stands_for: int | None = None
     trips: int = 1
     is_stacked: bool = False
@@ -76,6 +79,8 @@ class Node:
         is_heavy: whether the applied schedule pins it.
         is_row_reduction: whether it reduces trailing dimensions only.
         scratch_bytes: device bytes it needs only while it runs.
+        not_before: the node that it may not be moved in front of: where the region starts
+            that recomputes it.
         origin: where it came from, for `trace.py` alone.
     """
 
@@ -89,6 +94,7 @@ class Node:
     is_heavy: bool = False
     is_row_reduction: bool = False
     scratch_bytes: int = 0
+    not_before: int = 0
     origin: Any = None
 
 

@@ -69,6 +69,8 @@ class Value:
             makes it to the end of the loop that reads it.
         is_argument: whether it is an argument of the step.
         is_output: whether it is a result of the step.
+        is_implicit: whether only the unplanned step has it in memory from the forward to the
+            backward pass: a planned one makes it again from a candidate, within what reads it.
         primitive: what makes it.
         dtype: by name.
         shape: of one trip's array.
@@ -85,6 +87,7 @@ class Value:
     is_stacked: bool = False
     is_argument: bool = False
     is_output: bool = False
+    is_implicit: bool = False
     primitive: str = ""
     dtype: str = ""
     shape: tuple[int, ...] = ()

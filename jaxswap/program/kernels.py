@@ -97,7 +97,7 @@ def _op(
 ) -> Op:
     nodes = [graph.nodes[n] for n in kernel.nodes]
     root = graph.nodes[_root(graph, kernel)]
-    phases = {graph.nodes[graph.arrays[a].producer].phase for a in outs}  # type: ignore[index]
+    phases = {graph.nodes[p].phase for a in outs if (p := graph.arrays[a].producer) is not None}
     phase: Phase = next((p for p in ("forward", "backward", "update") if p in phases), root.phase)
     return Op(
         name=root.name,
@@ -120,6 +120,7 @@ def cost_of_kernel(graph: Graph, kernel: Kernel, outs: list[int]) -> KernelCost:
         (graph.nodes[n].cost for n in kernel.nodes), key=lambda c: c.matrix_flops
     )
     size_bytes = sum(graph.arrays[a].size_bytes * min(1.0, s) for a, s in kernel.ins.items())
+    size_bytes += sum(graph.nodes[n].cost.size_bytes for n in kernel.nodes)
     for array in outs:
         node = graph.nodes[graph.arrays[array].producer or 0]
         if node.kind == "update":  # only what is written, which is read before if it is added

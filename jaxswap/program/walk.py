@@ -8,6 +8,7 @@ Equal equations of equal inputs are one node, as XLA will merge them too, unless
 `jax.checkpoint` region with `prevent_cse` stands between them.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,8 @@ _VIEWS = frozenset(
 _ENTERED = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_lin", "shard_map", "jit",
                       "closed_call", "core_call", "remat_call"))  # fmt: skip
 _PASSES = frozenset(("optimization_barrier", "device_put"))
+_TWO_STAGES = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"))
+_LONG_ROW, _LONG_COLUMN = 16384, 4096
 # Reads of a loop's own slice of an array, and writes to it.
 SLICE, STACK = "dynamic_slice", "stack"
 
@@ -77,7 +80,7 @@ class Walk:
         writes = [self.new_array(aval, producer=index) for aval in avals]
         self.graph.nodes.append(
             Node(name=name, kind=kind, phase=phase, reads=tuple(reads), writes=tuple(writes),
-                 cost=cost, loop=self.loop, **facts)
+                 cost=cost, loop=self.loop, not_before=self.guard, **facts)
         )  # fmt: skip
         return writes
 
@@ -106,6 +109,8 @@ class Walk:
             for source, target in zip(eqn.invars, eqn.outvars, strict=True):
                 env[target] = self.read(source, env, phase)
                 self.graph.arrays[env[target]].must_exist |= name == "optimization_barrier"
+        elif name == "split":
+            self.add_split(eqn, env, phase)
         elif self.is_view(eqn):
             self.look_through(eqn, env, phase)
         else:
@@ -133,9 +138,16 @@ class Walk:
         array = self.read(eqn.invars[0], env, phase)
         env[eqn.outvars[0]] = array
         if eqn.primitive is jx.name_p and eqn.params["name"].startswith(VALUE):
-            name = eqn.params["name"].removeprefix(VALUE)
-            if name not in self.graph.arrays[array].names:
-                self.graph.arrays[array].names.append(name)
+            self.name(array, eqn.params["name"].removeprefix(VALUE))
+
+    def name(self, array: int, name: str) -> None:
+        """Notes a name, apart if it is that of a loop's result."""
+        record = self.graph.arrays[array]
+        producer = record.producer
+        loop = self.graph.nodes[producer].loop if producer is not None else self.loop
+        names = record.names if loop == self.loop else record.result_names
+        if name not in names:
+            names.append(name)
 
     def read(self, atom: Atom, env: dict[Var, int], phase: Phase) -> int:
         """The array of an atom; a literal is a constant that is made on the spot."""
@@ -153,6 +165,7 @@ class Walk:
         writes = self.merged.get(key) if key is not None else None
         if writes is None:
             name = eqn.primitive.name
+            reads = self.add_first_stage(eqn, reads, phase)
             writes = self.add_node(
                 name, classify(eqn), phase, reads, [v.aval for v in eqn.outvars], cost_of(eqn),
                 is_heavy=heavy.is_heavy(eqn, self.min_heavy_bytes),
@@ -162,6 +175,35 @@ class Walk:
             if key is not None:
                 self.merged[key] = writes
         env.update(zip(eqn.outvars, writes, strict=True))
+
+    def add_first_stage(
+        self, eqn: Eqn, reads: list[tuple[int, float]], phase: Phase
+    ) -> list[tuple[int, float]]:
+        """Reduces something long to partial results first; returns what is left to reduce."""
+        parts = _count_parts(eqn)
+        if parts == 1:
+            return reads
+        (result,) = eqn.outvars
+        aval = jx.ShapedArray((parts, *result.aval.shape), result.aval.dtype)
+        partial = self.add_node(
+            eqn.primitive.name, "reduce", phase, reads, [aval], cost_of(eqn),
+            origin=eqn.source_info,
+        )  # fmt: skip
+        return [(partial[0], 1.0)]
+
+    def add_split(self, eqn: Eqn, env: dict[Var, int], phase: Phase) -> None:
+        """A split is one slice per part, each of which fuses by itself."""
+        source = self.read(eqn.invars[0], env, phase)
+        size = max(1, self.graph.arrays[source].elements)
+        for k, target in enumerate(eqn.outvars):
+            key = ("split", source, k, tuple(eqn.params.items()), self.loop, self.guard)
+            if key not in self.merged:
+                share = math.prod(target.aval.shape) / size
+                self.merged[key] = self.add_node(
+                    "slice", "map", phase, [(source, share)], [target.aval], KernelCost(),
+                    origin=eqn.source_info,
+                )  # fmt: skip
+            env[target] = self.merged[key][0]
 
     def key_of(self, eqn: Eqn, reads: list[int]) -> Any:
         """Equal for equations that XLA merges; None if they cannot be compared."""
@@ -189,8 +231,6 @@ class Walk:
             share = 1.0
             if name in ("slice", "dynamic_slice", "gather", "broadcast_in_dim"):
                 share = out / size if position == 0 else 1.0
-            elif name == "split":
-                share = sum(math.prod(v.aval.shape) for v in eqn.outvars) / size
             elif eqn.primitive is jx.dot_p:
                 array = self.lay_out(eqn, position, array, phase)
             elif classify(eqn) == "update" and position == 0:
@@ -210,15 +250,18 @@ class Walk:
         wide = [d for d in range(len(aval.shape)) if aval.shape[d] != 1]
         lead = [d for d in batch if d in wide]
         rest = [d for d in wide if d not in batch]
-        turns = sum((a in contracting) != (b in contracting) for a, b in zip(rest, rest[1:], strict=False))
-        if wide[: len(lead)] == lead and turns <= 1:
+        is_in = [d in contracting for d in rest]
+        if sum(a != b for a, b in itertools.pairwise(is_in)) > 1:
+            rest.sort(key=lambda d: d in contracting)
+        if wide == lead + rest:
             return array
-        key = ("layout", array, tuple(lead), tuple(sorted(contracting)), self.loop, self.guard)
+        key = ("layout", array, tuple(lead + rest), self.loop, self.guard)
         if key not in self.merged:
             self.merged[key] = self.add_node(
                 "transpose", "map", phase, [(array, 1.0)], [aval], KernelCost(),
                 origin=eqn.source_info,
             )  # fmt: skip
+            self.graph.arrays[self.merged[key][0]].stands_for = array
         return self.merged[key][0]
 
     # ---- calls, regions, loops ----
@@ -241,7 +284,7 @@ class Walk:
         """Walks a `jax.checkpoint` region; what it recomputes is not merged with the first."""
         outer = self.guard
         if eqn.params.get("prevent_cse") and eqn.params.get("differentiated"):
-            self.guard = len(self.graph.nodes) + 1
+            self.guard = len(self.graph.nodes)
             for v in jaxprs.variables(eqn.invars):
                 self.graph.arrays[env[v]].must_exist = True
         self.enter(eqn.params["jaxpr"], eqn, env, phase)
@@ -255,8 +298,11 @@ class Walk:
         outer, trips = self.loop, params["length"]
         arrays = self.graph.arrays
         inputs = [self.read(a, env, phase) for a in eqn.invars]
+        self.fill_stacks(eqn, phase)
         self.graph.loops.append(LoopSpan(trips=trips, parent=outer, first=len(self.graph.nodes)))
         self.loop = loop = len(self.graph.loops) - 1
+        # XLA counts the trips with a kernel of its own.
+        self.add_node("counter", "opaque", phase, (), (), KernelCost(size_bytes=8.0))
         inner = {v: self.new_constant(v) for v in body.jaxpr.constvars}
         for k, var in enumerate(body.jaxpr.invars):
             if k < first_carry:
@@ -275,6 +321,13 @@ class Walk:
             env[target] = self.stack(result, phase)
         self.graph.loops[loop].end = len(self.graph.nodes)
         self.loop = outer
+
+    def fill_stacks(self, eqn: Eqn, phase: Phase) -> None:
+        """XLA sets what a loop will stack to zero first."""
+        stacked = eqn.outvars[eqn.params["num_carry"] :]
+        size_bytes = sum(jaxprs.size_bytes(v.aval) for v in stacked)
+        if size_bytes:
+            self.add_node("fill", "opaque", phase, (), (), KernelCost(size_bytes=size_bytes))
 
     def take_slice(self, array: int, aval: Any, trips: int, phase: Phase) -> int:
         """A trip's own slice of an array."""
@@ -306,7 +359,11 @@ class Walk:
 
     def stack(self, array: int, phase: Phase) -> int:
         """What a loop gives per trip, all trips in a row."""
+        key = ("stacked", array, self.loop)
+        if key in self.merged:
+            return self.merged[key][0]
         new = self.copy(array, STACK, phase)
+        self.merged[key] = [new]
         target = self.graph.arrays[new]
         target.is_stacked = target.must_exist = True
         target.stands_for = array
@@ -328,6 +385,21 @@ def _is_row_reduction(eqn: Eqn) -> bool:
     wide = [d for d in range(len(shape)) if shape[d] != 1]
     reduced = sorted(d for d in axes if d in wide)
     return bool(reduced) and wide[-len(reduced) :] == reduced
+
+
+def _count_parts(eqn: Eqn) -> int:
+    """How many partial results XLA:GPU makes of a reduction first; 1 for none.
+
+    One block per result is enough up to a length; beyond it XLA splits the length into two
+    factors of about the same size, and reduces twice.
+    """
+    if eqn.primitive.name not in _TWO_STAGES or len(eqn.outvars) != 1:
+        return 1
+    shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
+    length = math.prod(shape[d] for d in axes)
+    if length <= (_LONG_ROW if _is_row_reduction(eqn) else _LONG_COLUMN):
+        return 1
+    return 2 ** int(math.log2(math.sqrt(length)))
 
 
 def _scratch_bytes(eqn: Eqn) -> int:

@@ -80,14 +80,14 @@ def compile_for(
         donate_argnums: as in `jax.jit`; a jitted `fn` brings its own.
         options: XLA options on top of ours, such as `{"xla_gpu_enable_...": True}`.
     """
-    code = _compat.lower_for_gpu(as_jitted(fn, donate_argnums), args, {})
-    return compile_code(code, device, options=options)
+    lowered = _compat.lower_for_gpu(as_jitted(fn, donate_argnums), args)
+    return compile_lowered(lowered, device, options=options)
 
 
-def compile_code(
-    code: bytes, device: Device, *, options: Mapping[str, Any] | None = None
+def compile_lowered(
+    lowered: Any, device: Device, *, options: Mapping[str, Any] | None = None
 ) -> Compiled:
-    """Compiles StableHLO bytecode for `device`, here or in a child process."""
+    """Compiles a step lowered for CUDA for `device`, here or in a child process."""
     target = device.target_config()
     merged = {**_OPTIONS, **(options or {})}
     if not _compat.has_gpu_compiler_plugin():
@@ -95,6 +95,7 @@ def compile_code(
             f"Compiling for {device.name!r} needs XLA's GPU compiler, and no JAX CUDA plugin is "
             f"installed. {_INSTALL}"
         )
+    code = _compat.to_bytecode(lowered)
     if _compat.can_compile_for_gpu_here():
         return compile_here(code, target, merged)
     return _compile_in_child(code, target, merged)
