@@ -96,9 +96,7 @@ def measure(row: Row) -> Result:
     """Forecasts one row, and compiles it, or reads what an earlier run compiled."""
     device, workload = find_device(DEVICE), build(row.model, **row.settings)
     start_s = time.process_time()
-    program = trace_program(
-        workload.step, *workload.args, donate_argnums=workload.donate_argnums
-    )
+    program = trace_program(workload.step, *workload.args, donate_argnums=workload.donate_argnums)
     trace_s = time.process_time() - start_s
     forecast = simulate(program, {}, device)
     compiled = compile_workload(row.model, row.settings, DEVICE)

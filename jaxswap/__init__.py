@@ -1,16 +1,29 @@
 """jaxswap: fit a JAX training step on its GPU, as fast as its budget allows."""
 
+# The packages `plan`, `apply` and `verify` are imported before their functions of the same
+# name are bound: `jaxswap.plan` is the function.
+from jaxswap._api import apply, plan
+from jaxswap._decorator import swap_offload
 from jaxswap._errors import BudgetInfeasibleError, JaxswapError
+from jaxswap.apply.decision import Decision
 from jaxswap.model.device import Device
 from jaxswap.model.presets import devices
+from jaxswap.model.simulate import Forecast
+from jaxswap.plan.plan import Plan
 from jaxswap.verify.verify import Verified, verify
 
 __version__ = "0.1.0.dev0"
 __all__ = [
     "BudgetInfeasibleError",
+    "Decision",
     "Device",
+    "Forecast",
     "JaxswapError",
+    "Plan",
     "Verified",
+    "apply",
     "devices",
+    "plan",
+    "swap_offload",
     "verify",
 ]

@@ -179,6 +179,11 @@ def is_on_host(aval: Any) -> bool:
     return getattr(aval, "memory_space", None) == core.MemorySpace.Host
 
 
+def varying_axes(aval: Any) -> frozenset:
+    """The mesh axes a value differs along inside `shard_map`; none outside."""
+    return getattr(getattr(aval, "mat", None), "varying", frozenset())
+
+
 def called_jaxpr(eqn: Any, *, is_differentiated: bool = False) -> Any | None:
     """The `ClosedJaxpr` of a call that says nothing about where its arrays are, else None.
 

@@ -10,8 +10,16 @@ from apply_steps import MODELS, STYLES, chain
 from jaxswap.apply import Decision, apply_decisions, name_values, rewrite_step
 
 ALL = MODELS | STYLES
-# The numbers are what is tested: this compiles in half the time.
-COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# The numbers are what is tested: this compiles in half the time. Without fusion, each op
+# rounds by itself, whatever stands next to it.
+COMPILE_FAST = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_disable_hlo_passes": "fusion",
+}
+NUM_PLANS = 4
+# XLA writes a mapped matrix-vector product in one of two ways, depending on its neighbours.
+INEXACT = ("equinox",)
 
 
 def draw_decisions(values, seed):
@@ -52,15 +60,15 @@ def jit(fn):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ten_random_plans_three_steps_in_a_row(name):
+def test_random_plans_three_steps_in_a_row(name):
     step, args = MODELS[name]()
     values = name_values(step, *args)
     expected = chain(jit(step), args, 3)
-    for seed in range(10):
+    for seed in range(NUM_PLANS):
         default = ("keep", "recompute")[seed % 2]
         decisions = draw_decisions(values, seed)
         applied = apply_decisions(step, decisions, default=default, min_heavy_bytes=0)
-        assert_close(expected, chain(jit(applied), args, 3), 1e-5)
+        assert_close(expected, chain(jit(applied), args, 3), 2e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -69,8 +77,7 @@ def test_offloads_alone_change_no_bit_after_three_steps(name):
     decisions = draw_offloads(name_values(step, *args), 7)
     applied = apply_decisions(step, decisions, default="keep", min_heavy_bytes=0)
     expected, found = chain(jax.jit(step), args, 3), chain(jax.jit(applied), args, 3)
-    for a, b in zip(to_numpy(expected), to_numpy(found), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_close(expected, found, 0)
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -79,8 +86,7 @@ def test_every_style_of_step(name):
     values = name_values(step, *args)
     expected = jit(step)(*args)
     applied = apply_decisions(step, draw_offloads(values, 7), default="keep", min_heavy_bytes=0)
-    for a, b in zip(to_numpy(expected), to_numpy(jit(applied)(*args)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_close(expected, jit(applied)(*args), 1e-6 if name in INEXACT else 0)
     applied = apply_decisions(step, draw_decisions(values, 0), min_heavy_bytes=0)
     assert_close(expected, jit(applied)(*args), 1e-6)
 

@@ -192,10 +192,15 @@ class _Pinner:
         alive = [v for v in self.recent if self.uses[v] and jaxprs.size_bytes(v.aval)]
         return alive[:1]
 
-    def _barrier(self, *operands: Var) -> list[Var]:
+    def _barrier(self, *operands: Atom) -> list[Var]:
+        """Ties operands together: those, inside `shard_map`, that differ along the same axes."""
+        groups: dict[frozenset, list[int]] = defaultdict(list)
+        for i, v in enumerate(operands):
+            groups[_compat.varying_axes(v.aval)].append(i)
         outvars = [jx.Var(v.aval) for v in operands]
-        eqn = jx.new_eqn(list(operands), outvars, jx.optimization_barrier_p, {}, set())
-        self.out.append(eqn)
+        for group in groups.values():
+            ins, outs = [operands[i] for i in group], [outvars[i] for i in group]
+            self.out.append(jx.new_eqn(ins, outs, jx.optimization_barrier_p, {}, set()))
         return outvars
 
     # The program, equation by equation.

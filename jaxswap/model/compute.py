@@ -42,6 +42,8 @@ REDUCTIONS = frozenset(
 )  # fmt: skip
 WINDOWS = frozenset(("reduce_window_max", "reduce_window_min", "reduce_window_sum",
                      "reduce_window"))  # fmt: skip
+_TWO_STAGES = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"))
+_LONG_ROW, _LONG_COLUMN = 16384, 4096
 _HASH_FLOPS = {"threefry2x32": 60.0, "random_bits": 60.0}
 
 
@@ -182,3 +184,42 @@ def add_costs(costs: Any) -> KernelCost:
         transcendentals=sum(c.transcendentals for c in items),
         size_bytes=sum(c.size_bytes for c in items),
     )
+
+
+def is_row_reduction(eqn: Eqn) -> bool:
+    """Whether an equation reduces trailing dimensions only: whole rows, one after another."""
+    axes = eqn.params.get("axes")
+    if classify(eqn) != "reduce" or axes is None:
+        return False
+    shape = eqn.invars[0].aval.shape
+    wide = [d for d in range(len(shape)) if shape[d] != 1]
+    reduced = sorted(d for d in axes if d in wide)
+    return bool(reduced) and wide[-len(reduced) :] == reduced
+
+
+def count_parts(eqn: Eqn) -> int:
+    """How many partial results XLA:GPU makes of a reduction first; 1 for none.
+
+    One block per result is enough up to a length; beyond it XLA splits the length into two
+    factors of about the same size, and reduces twice.
+    """
+    if eqn.primitive.name not in _TWO_STAGES or len(eqn.outvars) != 1:
+        return 1
+    shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
+    length = math.prod(shape[d] for d in axes)
+    if length <= (_LONG_ROW if is_row_reduction(eqn) else _LONG_COLUMN):
+        return 1
+    return 2 ** int(math.log2(math.sqrt(length)))
+
+
+def scratch_bytes_of(eqn: Eqn) -> int:
+    """What XLA needs beside operands and results.
+
+    The gradient of a max-pooling finds the place of each maximum first: its value and its
+    indices in 32 bits, one array each.
+    """
+    if eqn.primitive.name not in ("select_and_scatter_add", "select_and_gather_add"):
+        return 0
+    source = eqn.invars[0].aval
+    wide = sum(1 for n in source.shape if n != 1)
+    return math.prod(source.shape) * (getattr(source.dtype, "itemsize", 4) + 4 * (wide - 1))

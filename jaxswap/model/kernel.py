@@ -91,7 +91,20 @@ class Efficiency:
         return shares["conv" if kind == "conv" else "dot", units]
 
 
-FITTED = Efficiency()
+# `python -m benchmarks.throughput_table --fit`, 35 published runs; docs/throughput.md.
+FITTED = Efficiency(
+    dot_half=0.683,
+    dot_tf32=0.708,
+    dot_f32=0.941,
+    conv_half=0.851,
+    conv_tf32=0.404,
+    conv_f32=1.16,
+    vector=0.124,
+    memory=0.595,
+    half_matrix_s=1.78e-05,
+    half_memory_s=3.77e-06,
+    transcendental_flops=11.0,
+)
 
 
 def kernel_s(device: Device, cost: KernelCost, efficiency: Efficiency = FITTED) -> float:

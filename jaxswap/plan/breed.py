@@ -83,7 +83,7 @@ def run_pygad(
         on_generation: called after each; "stop" ends the search.
         num_generations: at most so many.
         mutation_probability: of each gene.
-        seed: of pygad, which sets the global generators with it; they are put back.
+        seed: of all that is random.
     """
     import pygad
 
@@ -110,7 +110,7 @@ def run_pygad(
 
 @contextmanager
 def _global_random_kept() -> Iterator[None]:
-    """Puts the generators of `random` and `numpy.random` back, which pygad seeds."""
+    """Puts the global generators back, which pygad before 3.9 seeds."""
     state, numpy_state = random.getstate(), np.random.get_state()
     try:
         yield

@@ -105,22 +105,20 @@ def _nearest_offload(allowed: np.ndarray, spread: int, num_spreads: int) -> Gene
 
 
 def _share_link(problem: Problem, away: Genes, either: Genes, share: float) -> Genes:
-    """Offloads what costs most to recompute, as far as the link can carry it meanwhile."""
+    """Offloads what costs most to recompute, as far as the link and the host can take it."""
     tracks = problem.timeline.tracks
-    saved = np.array(
-        [
-            (t.recompute_s if t.recompute_s is not None else np.inf) / max(t.in_s, 1e-30)
-            for t in tracks
-        ]
-    )
-    half_s = float(problem.timeline.op_s.sum()) / 2
-    choice, used_s = either.copy(), 0.0
-    for index in np.argsort(-saved, kind="stable"):
-        track = tracks[index]
-        copy_s = max(track.in_s, track.out_s)
-        if away[index] != KEEP_GENE and used_s + copy_s <= share * half_s:
+    again_s = np.array([np.inf if t.recompute_s is None else t.recompute_s for t in tracks])
+    copy_s = np.array([max(t.in_s, t.out_s) for t in tracks])
+    room_s = share * float(problem.timeline.op_s.sum()) / 2
+    room_bytes = np.inf if problem.host_budget_bytes is None else problem.host_budget_bytes
+    choice = np.where(problem.options.is_allowed[:, RECOMPUTE_GENE], either, KEEP_GENE)
+    for index in np.argsort(-again_s / np.maximum(copy_s, 1e-30), kind="stable"):
+        host_bytes = tracks[index].host_bytes
+        has_room = copy_s[index] <= room_s and host_bytes <= room_bytes
+        if away[index] != KEEP_GENE and has_room:
             choice[index] = away[index]
-            used_s += copy_s
+            room_s -= copy_s[index]
+            room_bytes -= host_bytes
     return choice
 
 

@@ -104,7 +104,7 @@ def list_capuchin(problem: Problem) -> Genes:
     free_s = idle_s - copy_s
     again_s = np.array([np.inf if t.recompute_s is None else t.recompute_s for t in tracks])
     size = np.array([t.kept_bytes for t in tracks], dtype=np.float64)
-    on_time = _spread_offload(problem, 1)
+    on_time = _spread_offload(problem, int(np.searchsorted(problem.spreads, 1.0)))
     by_free_time = np.argsort(-free_s, kind="stable")
     # The link is one: what is swapped unseen is so only as long as the link has time.
     room_s = float(problem.timeline.op_s.sum()) / 2

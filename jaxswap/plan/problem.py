@@ -70,7 +70,7 @@ class Problem:
     budget_bytes: int
     host_budget_bytes: int | None = None
     efficiency: Efficiency = FITTED
-    spreads: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0)
+    spreads: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 4.0)
 
     @cached_property
     def timeline(self) -> Timeline:

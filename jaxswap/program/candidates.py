@@ -8,32 +8,32 @@ a name that `apply` understands. A value without a name of its own (a factor of 
 copy in another layout) goes by the nearest named value that it is an elementwise image of:
 keeping, offloading or recomputing that one does the same for it. Where that name is taken, the
 value is *implicit*: a planned step makes it again from the other one, as part of what reads it.
-
-Making a candidate again starts from other candidates, the step's arguments, and values that
-are always kept: those refused for their size, and results of loops and of side effects.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from jaxswap.model.kernel import KernelCost
-from jaxswap.program.fusion import Kernel
+from jaxswap._units import format_bytes
 from jaxswap.program.graph import Graph
 from jaxswap.program.ir import Candidate, Program
-from jaxswap.program.kernels import Links, cost_of_kernel
+from jaxswap.program.kernels import Links
+from jaxswap.program.recompute import Recomputer
 from jaxswap.program.repeats import number_repeats
 
 MIN_BYTES = 2**20
-"""Values below this, all trips together, are kept: what they save is lost in one launch."""
+MIN_SHARE = 2**-12
+"""Values below this, or below this share of all that goes from forward to backward, are kept."""
 
 
 class Permission(Protocol):
     """What `apply` can do with a named value."""
 
     @property
-    def actions(self) -> tuple[str, ...]: ...
+    def actions(self) -> tuple[str, ...]:
+        """Some of "keep", "offload" and "recompute"."""
+        ...
 
 
 def add_candidates(
@@ -54,29 +54,23 @@ class _Found:
     last_backward: int
 
 
-@dataclass(slots=True)
-class _Chain:
-    """The kernels that make an array again."""
-
-    parts: list[tuple[int, Kernel, int]] = field(default_factory=list)  # op, part of it, result
-    parents: set[int] = field(default_factory=set)
-    seen: set[int] = field(default_factory=set)
-
-
 class _Search:
     def __init__(self, program: Program, graph: Graph, links: Links, named: Mapping):
         self.program, self.graph, self.links, self.named = program, graph, links, named
         self.refused: dict[str, str] = {}
         self.implicit: set[int] = set()
         self.found: list[_Found] = []
-        self.owner: dict[int, int] = {}  # array → the candidate that has it
+        self.min_bytes = MIN_BYTES
         self.heavy_before = [0]
         for op in program.ops:
             self.heavy_before.append(self.heavy_before[-1] + op.is_heavy)
-        self.maker = {a: k for k, outs in enumerate(links.outs) for a in outs}
+        self.kept: set[int] = set()  # arrays too small to decide about
 
     def run(self) -> Program:
         claims = [self._claim(v) for v in range(len(self.program.values))]
+        saved = (self.program.values[c[1]] for c in claims if c is not None)
+        total_bytes = sum(value.size_bytes * value.trips for value in saved)
+        self.min_bytes = max(MIN_BYTES, int(total_bytes * MIN_SHARE))
         taken: set[str] = set()
         # Values that have a name of their own come first, then those that borrow one.
         for is_own in (True, False):
@@ -84,7 +78,8 @@ class _Search:
                 if claim is not None and claim[0] == is_own:
                     self._settle(*claim[1:], taken)
         self.found.sort(key=lambda f: (min(map(self._made_at, f.covers)), f.value))
-        self.owner = {a: k for k, f in reversed(list(enumerate(self.found))) for a in f.covers}
+        owner = {a: k for k, f in reversed(list(enumerate(self.found))) for a in f.covers}
+        self.recomputer = Recomputer(self.program, self.graph, self.links, owner, self.kept)
         candidates = [self._candidate(k) for k in range(len(self.found))]
         numbers = number_repeats([self._key(c) for c in candidates])
         values = list(self.program.values)
@@ -206,8 +201,9 @@ class _Search:
         last_forward = max([value.producer, *forward])
         shown = name if name and name not in taken else value.name
         reason = None
-        if value.size_bytes * value.trips < MIN_BYTES:
-            reason = "too small to matter"
+        if value.size_bytes * value.trips < self.min_bytes:
+            self.kept.add(self.links.array_of[v])
+            reason = f"too small to matter: below {format_bytes(self.min_bytes)}"
         elif value.is_output:
             reason = "a result of the step"
         elif any(r > backward[-1] and ops[r].phase != "backward" for r in value.readers):
@@ -240,113 +236,18 @@ class _Search:
     def _candidate(self, k: int) -> Candidate:
         found = self.found[k]
         actions = self.named[found.name].actions
-        chain = self._chain(k) if "recompute" in actions else None
+        again = None
+        if "recompute" in actions:
+            again = self.recomputer.find(k, found.covers, found.array)
         return Candidate(
             value=found.value,
             last_forward=found.last_forward,
             first_backward=found.first_backward,
             last_backward=found.last_backward,
-            parents=tuple(sorted(chain.parents)) if chain else (),
-            recompute=self._costs(chain) if chain else None,
-            recompute_bytes=self._between_bytes(chain) if chain else 0,
+            parents=again.parents if again else (),
+            recompute=again.kernels if again else None,
+            recompute_bytes=again.between_bytes if again else 0,
             can_offload="offload" in actions,
-        )
-
-    def _chain(self, k: int) -> _Chain | None:
-        """What makes a candidate again; None if it starts from something that is gone."""
-        found = self.found[k]
-        chain = _Chain()
-        made = [a for a in found.covers if a in self.maker]
-        target = next((a for a in made if not self.graph.arrays[a].is_stacked), found.array)
-        if not self._make(target, k, chain):
-            return None
-        if any(p >= k for p in chain.parents):
-            return None
-        chain.parts.sort(key=lambda part: part[0])
-        return chain
-
-    def _make(self, array: int, k: int, chain: _Chain) -> bool:
-        """Adds what makes `array`; False if it cannot be made."""
-        stack = [array]
-        while stack:
-            target = stack.pop()
-            if target in chain.seen:
-                continue
-            chain.seen.add(target)
-            op = self.maker[target]
-            part = self._part(self.links.kernels[op], target)
-            chain.parts.append((op, part, target))
-            for source in part.ins:
-                owner = self.owner.get(source)
-                if owner is not None and owner != k:
-                    chain.parents.add(owner)
-                elif source in self.graph.carries and owner is None:
-                    return False
-                elif source in self.maker and not self._is_kept(source):
-                    if self._loop_of(source) != self._loop_of(target):
-                        return False  # a loop is not run again for one of its results
-                    stack.append(source)
-        return True
-
-    def _loop_of(self, array: int) -> int | None:
-        return self.links.kernels[self.maker[array]].loop
-
-    def _is_kept(self, array: int) -> bool:
-        """Whether a value that is no candidate is there all the time anyway."""
-        record = self.graph.arrays[array]
-        node = self.graph.nodes[record.producer] if record.producer is not None else None
-        if record.is_argument or record.is_output or node is None:
-            return True
-        is_small = record.size_bytes * record.trips < MIN_BYTES
-        return node.phase != "forward" or (is_small and self._is_read_backward(array))
-
-    def _is_read_backward(self, array: int) -> bool:
-        value = self.links.value_of.get(array)
-        if value is None:
-            return False
-        readers = self.program.values[value].readers
-        return any(self.program.ops[r].phase == "backward" for r in readers)
-
-    def _part(self, kernel: Kernel, target: int) -> Kernel:
-        """The part of a kernel that one of its results needs."""
-        nodes: dict[int, float] = {}
-        ins: dict[int, float] = {}
-        stack, seen = [target], {target}
-        while stack:
-            array = stack.pop()
-            if array in kernel.ins and array != target:
-                ins[array] = kernel.ins[array]
-                continue
-            producer = self.graph.arrays[array].producer
-            if producer is None or producer not in kernel.nodes:
-                continue
-            nodes[producer] = kernel.nodes[producer]
-            for source, _ in self.graph.nodes[producer].reads:
-                if source not in seen:
-                    seen.add(source)
-                    stack.append(source)
-        return dataclasses.replace(kernel, nodes=nodes, ins=ins, outs=[target])
-
-    def _costs(self, chain: _Chain) -> tuple[KernelCost, ...]:
-        return tuple(cost_of_kernel(self.graph, part, part.outs) for _, part, _ in chain.parts)
-
-    def _between_bytes(self, chain: _Chain) -> int:
-        """The most bytes alive between the kernels of a chain, its result not counted."""
-        made = {target: k for k, (_, _, target) in enumerate(chain.parts)}
-        last = dict(made)
-        for k, (_, part, _) in enumerate(chain.parts):
-            last.update((a, k) for a in part.ins if a in made)
-        final = chain.parts[-1][2] if chain.parts else None
-        return max(
-            (
-                sum(
-                    self.graph.arrays[a].size_bytes
-                    for a in made
-                    if a != final and made[a] <= k <= last[a]
-                )
-                for k in range(len(chain.parts))
-            ),
-            default=0,
         )
 
     def _key(self, candidate: Candidate) -> tuple:

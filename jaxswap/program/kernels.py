@@ -7,12 +7,13 @@ memory. Where a fused kernel is the last to read an array as large as its result
 over it: that is a negative `scratch_bytes`, since both ends of a lifetime are counted.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jaxswap.model.kernel import KernelCost
-from jaxswap.program.fusion import Kernel
 from jaxswap.program.graph import Graph
+from jaxswap.program.groups import Kernel
 from jaxswap.program.ir import Loop, Op, Phase, Program, Value
 
 Describe = Callable[[int], tuple[str, str]]
@@ -39,7 +40,7 @@ def build_program(graph: Graph, kernels: list[Kernel], describe: Describe) -> tu
     """Writes fused kernels as a `Program`."""
     kernels = [k for k in kernels if k.is_alive]
     read = {a for k in kernels for a in k.ins}
-    same = {before: after for before, after in graph.carries.items()}
+    same = graph.carries
     links = Links(kernels=kernels)
     readers: dict[int, list[int]] = {}
     producer: dict[int, int] = {}
@@ -98,7 +99,8 @@ def _op(
     nodes = [graph.nodes[n] for n in kernel.nodes]
     root = graph.nodes[_root(graph, kernel)]
     phases = {graph.nodes[p].phase for a in outs if (p := graph.arrays[a].producer) is not None}
-    phase: Phase = next((p for p in ("forward", "backward", "update") if p in phases), root.phase)
+    order: tuple[Phase, ...] = ("forward", "backward", "update")
+    phase = next((p for p in order if p in phases), root.phase)
     return Op(
         name=root.name,
         phase=phase,
@@ -116,9 +118,7 @@ def _op(
 
 def cost_of_kernel(graph: Graph, kernel: Kernel, outs: list[int]) -> KernelCost:
     """The work of a kernel: that of its nodes, and the bytes at its edge."""
-    matrix = max(
-        (graph.nodes[n].cost for n in kernel.nodes), key=lambda c: c.matrix_flops
-    )
+    matrix = max((graph.nodes[n].cost for n in kernel.nodes), key=lambda c: c.matrix_flops)
     size_bytes = sum(graph.arrays[a].size_bytes * min(1.0, s) for a, s in kernel.ins.items())
     size_bytes += sum(graph.nodes[n].cost.size_bytes for n in kernel.nodes)
     for array in outs:
@@ -172,8 +172,6 @@ def _value(
 
 
 def _unique_names(values: list[Value]) -> list[Value]:
-    import dataclasses
-
     seen: set[str] = set()
     result = []
     for k, value in enumerate(values):
@@ -203,8 +201,6 @@ def _loops(graph: Graph, kernels: list[Kernel]) -> tuple[Loop, ...]:
 
 def _write_over(ops: list[Op], values: list[Value], kernels: list[Kernel]) -> list[Op]:
     """Lets kernels write their result over an operand that they are the last to read."""
-    import dataclasses
-
     result = []
     for index, (op, kernel) in enumerate(zip(ops, kernels, strict=True)):
         saved = 0 if kernel.is_opaque else _taken_over(index, op, values)

@@ -6,6 +6,7 @@ Nothing is run. The step is traced with the values of its differentiated functio
 into kernels (`fusion.py`), and searched for what can be decided about (`candidates.py`).
 """
 
+import dataclasses
 import hashlib
 import re
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxswap.apply import jaxprs, place
 from jaxswap.apply.decision import NamedValue
@@ -52,9 +54,8 @@ def trace_program(
     """
     traced = place.trace_step(fn, args, kwargs, lambda name: True)
     closed = jaxprs.remove_dead_code(jaxprs.inline_calls(traced.closed))
-    graph, outputs = _walk(closed, min_heavy_bytes)
+    graph = _walk(closed, min_heavy_bytes)
     graph.base_bytes = _base_bytes(closed, args, kwargs, donate_argnums)
-    del outputs
     named = {v.name: v for v in traced.values}
     kernels = fuse(graph)
     program, links = build_program(graph, kernels, lambda node: _describe(graph, node))
@@ -62,20 +63,18 @@ def trace_program(
     return _with_fingerprint(_with_user_names(program, named))
 
 
-def _walk(closed: Any, min_heavy_bytes: int) -> tuple[Graph, list[int]]:
+def _walk(closed: Any, min_heavy_bytes: int) -> Graph:
     walk = Walk(min_heavy_bytes)
     jaxpr = closed.jaxpr
     env = {v: walk.new_array(v.aval, is_argument=True) for v in (*jaxpr.constvars, *jaxpr.invars)}
     walk.run(jaxpr, env, None)
-    outputs = []
     for atom in jaxpr.outvars:
         if not isinstance(atom, jx.Literal):
-            outputs.append(env[atom])
             walk.graph.arrays[env[atom]].is_output = True
     for index, node in enumerate(walk.graph.nodes):
         for array, _ in node.reads:
             walk.graph.arrays[array].readers.append(index)
-    return walk.graph, outputs
+    return walk.graph
 
 
 def _base_bytes(closed: Any, args: tuple, kwargs: dict, donate_argnums: Any) -> int:
@@ -84,7 +83,7 @@ def _base_bytes(closed: Any, args: tuple, kwargs: dict, donate_argnums: Any) -> 
     donated: Counter[tuple] = Counter()
     for number in numbers:
         for leaf in jax.tree.leaves(args[number]):
-            donated[tuple(leaf.shape), str(leaf.dtype)] += 1
+            donated[np.shape(leaf), str(jax.dtypes.result_type(leaf))] += 1
     total = sum(jaxprs.size_bytes(v.aval) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars))
     for atom in closed.jaxpr.outvars:
         key = (tuple(atom.aval.shape), str(atom.aval.dtype))
@@ -117,8 +116,6 @@ def _clean_stack(stack: str) -> str:
 
 
 def _with_user_names(program: Program, named: dict[str, NamedValue]) -> Program:
-    import dataclasses
-
     values = tuple(
         dataclasses.replace(v, user_name=named[v.name].user_name)
         if v.name in named and named[v.name].user_name
@@ -129,7 +126,5 @@ def _with_user_names(program: Program, named: dict[str, NamedValue]) -> Program:
 
 
 def _with_fingerprint(program: Program) -> Program:
-    import dataclasses
-
     digest = hashlib.sha256(text.format_program(program).encode()).hexdigest()[:16]
     return dataclasses.replace(program, fingerprint=digest)

@@ -1,0 +1,134 @@
+"""Groups: what are the kernels of a graph while they are being fused?
+
+Input: a `Graph`. Output: `Groups`, one kernel per node to begin with, and who makes and reads
+each array between them. `fusion.py` and `outputs.py` then merge kernels, in place.
+Times here only rank: they are for no device in particular.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jaxswap.program.graph import Graph, Node
+
+# A large data-centre GPU, in round numbers: what fusing gains hardly depends on it.
+BANDWIDTH_BYTES_PER_S = 2.5e12
+FLOPS_PER_S = 30e12
+LAUNCH_S = 1e-6
+_TRANSCENDENTAL_FLOPS = 10.0
+# What XLA computes once and writes, rather than in each of several readers; seen by compiling
+# each with two readers. `exp`, `logistic`, `erf`, `rsqrt` and divisions it does twice.
+DEAR = frozenset(
+    ("tanh", "log", "log1p", "sin", "cos", "tan", "pow", "atan2", "erf_inv", "lgamma", "digamma",
+     "threefry2x32", "random_bits")
+)  # fmt: skip
+MAX_INPUTS = 48
+MAX_NODES = 400
+
+
+@dataclass(slots=True)
+class Kernel:
+    """Nodes that run as one.
+
+    Attributes:
+        nodes: the nodes, each with how often it is computed per element (above 1 under a
+            broadcast).
+        ins: arrays it reads, with the share of each that it reads.
+        outs: arrays it makes.
+        position: where it stands in program order.
+        span: how many elements it iterates over.
+    """
+
+    nodes: dict[int, float]
+    ins: dict[int, float]
+    outs: list[int]
+    position: float
+    span: int
+    loop: int | None
+    is_opaque: bool
+    reduces: bool
+    not_before: int = 0
+    is_dear: bool = False
+    is_stack: bool = False
+    effort: float = 0.0
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
+    is_alive: bool = True
+    version: int = 0
+    fixed: set[int] = field(default_factory=set)  # inputs that cannot be taken in
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes, to compare with."""
+        moved_s = (self.read_bytes + self.write_bytes) / BANDWIDTH_BYTES_PER_S
+        return LAUNCH_S + max(moved_s, self.effort / FLOPS_PER_S)
+
+
+def effort_of(node: Node) -> float:
+    """Vector operations of one node."""
+    return node.cost.vector_flops + _TRANSCENDENTAL_FLOPS * node.cost.transcendentals
+
+
+class Groups:
+    """The kernels of a graph, and the arrays between them."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.arrays = graph.arrays
+        self.effort = [effort_of(n) for n in graph.nodes]
+        self.maker: dict[int, int] = {}
+        self.readers: dict[int, set[int]] = {}
+        self.kernels = [self._single(i, n) for i, n in enumerate(graph.nodes)]
+        self.kept = {i for i, a in enumerate(graph.arrays) if a.must_exist or a.is_output}
+
+    def _single(self, index: int, node: Node) -> Kernel:
+        arrays = self.arrays
+        kernel = Kernel(
+            nodes={index: 1.0},
+            ins=dict(node.reads),
+            outs=list(node.writes),
+            position=index,
+            span=max((arrays[a].elements for a in self._spanned(node)), default=0),
+            loop=node.loop,
+            is_opaque=node.kind == "opaque",
+            reduces=node.kind == "reduce",
+            not_before=node.not_before,
+            is_dear=node.name in DEAR,
+            is_stack=node.name == "stack",
+            effort=self.effort[index],
+        )
+        if node.kind == "update" and node.reads:
+            kernel.fixed = {node.reads[0][0]}
+        kernel.read_bytes = sum(self.read_bytes(a, s) for a, s in node.reads)
+        kernel.write_bytes = sum(arrays[a].size_bytes for a in node.writes)
+        for array in node.writes:
+            self.maker[array] = index
+        for array, _ in node.reads:
+            self.readers.setdefault(array, set()).add(index)
+        return kernel
+
+    def _spanned(self, node: Node) -> Iterable[int]:
+        if node.kind == "reduce":
+            return (a for a, _ in node.reads)
+        if node.kind == "update":
+            return (a for a, _ in node.reads[1:])
+        return node.writes
+
+    def read_bytes(self, array: int, share: float) -> float:
+        """Bytes of an array that a kernel reads."""
+        return self.arrays[array].size_bytes * min(1.0, share)
+
+    def remove_dead(self) -> None:
+        """Takes out kernels whose results nothing reads."""
+        for index in range(len(self.kernels) - 1, -1, -1):
+            kernel = self.kernels[index]
+            if any(self.readers.get(a) or a in self.kept for a in kernel.outs):
+                continue
+            if kernel.outs:
+                self.drop(index)
+
+    def drop(self, index: int) -> None:
+        """Takes a kernel out."""
+        kernel = self.kernels[index]
+        kernel.is_alive = False
+        for array in kernel.ins:
+            self.readers[array].discard(index)

@@ -1,0 +1,102 @@
+"""`plan` and `apply` end to end on a small step, through the real GPU compiler."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxswap
+from jaxswap._api import _confirm, apply, plan
+from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap.apply.decision import Decision
+from jaxswap.model.simulate import Forecast
+from jaxswap.plan.plan import Plan
+from jaxswap.verify.verify import verify
+
+LAYERS, WIDTH, BATCH = 6, 512, 4096
+ARGS = (
+    [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS,
+    jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32),
+)
+
+
+def step(weights, x):
+    """Deep enough that its activations are most of its memory."""
+
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(y @ w)
+        return jnp.mean(y**2)
+
+    value, grads = jax.value_and_grad(loss)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+
+def make_plan(**changes):
+    settings = {
+        "decisions": {}, "values": {}, "forecast": Forecast(peak_bytes=1, step_s=1.0),
+        "budget_bytes": 10, "device": "t4",
+    }  # fmt: skip
+    return Plan(**(settings | changes))
+
+
+@pytest.mark.gpu_compile
+def test_the_compiled_step_is_within_the_budget_and_computes_the_same():
+    unplanned = verify(step, *ARGS, device="t4", donate_argnums=0)
+    budget = int(0.7 * unplanned.device_bytes)
+    found = plan(step, *ARGS, budget=budget, device="t4", planner="greedy", donate_argnums=0)
+    assert found.is_confirmed
+    planned = verify(apply(step, found), *ARGS, device="t4", donate_argnums=0)
+    assert planned.device_bytes <= budget
+    rng = np.random.default_rng(0)
+    args = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) * 0.05, s.dtype), ARGS)
+    expected, got = jax.jit(step)(*args), jax.jit(apply(step, found))(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), expected, got)
+
+
+def test_a_step_that_fits_is_left_alone():
+    found = plan(step, *ARGS, budget="10GiB", device="t4", confirm=False)
+    assert found.is_empty
+    assert not found.is_confirmed
+    assert apply(step, found) is step
+
+
+def test_a_budget_below_the_floor_names_the_floor():
+    with pytest.raises(BudgetInfeasibleError, match="Raise `budget` to at least"):
+        plan(step, *ARGS, budget="1MiB", device="t4", planner="greedy", confirm=False)
+
+
+def test_an_unknown_planner_is_named():
+    with pytest.raises(BadArgumentError, match=r"`planner='best'` is not known: write one of"):
+        plan(step, *ARGS, budget="40MiB", device="t4", planner="best", confirm=False)
+
+
+def test_a_plan_for_another_step_is_refused():
+    other = make_plan(decisions={"7/99": Decision(action="offload")})
+    with pytest.raises(BadArgumentError, match="values that this step does not have"):
+        jax.eval_shape(apply(step, other), *ARGS)
+
+
+def test_what_the_compiled_step_has_too_much_is_aimed_lower():
+    aims = []
+
+    def search(aim):
+        aims.append(aim)
+        return make_plan(budget_bytes=100)
+
+    sizes = iter([120, 110, 90])
+    assert _confirm(search, lambda _: next(sizes), 100).is_confirmed
+    assert aims[0] == 100
+    assert aims == sorted(aims, reverse=True)
+    assert aims[1] < 100 - 20 + 1
+
+
+def test_after_four_rounds_it_gives_up_with_the_lowest_found():
+    with pytest.raises(BudgetInfeasibleError, match="the lowest of 4 plans needs 130 B"):
+        _confirm(lambda aim: make_plan(), lambda _: 130, 100)
+
+
+def test_the_functions_are_public():
+    assert jaxswap.plan is plan
+    assert jaxswap.apply is apply

@@ -1,0 +1,101 @@
+"""Compute: the work of single equations, against XLA's own count."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxswap.model.compute import add_costs, classify, cost_of, count_parts, is_row_reduction
+from jaxswap.model.kernel import KernelCost
+
+
+def last_equation(fn, *shapes):
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.make_jaxpr(fn)(*args).jaxpr.eqns[-1]
+
+
+def xla_count(fn, *shapes):
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(fn).lower(*args).cost_analysis()
+
+
+CASES = {
+    "dot": (lambda a, b: lax.dot(a, b), (32, 48), (48, 16)),
+    "batched dot": (lambda a, b: jnp.einsum("bij,bjk->bik", a, b), (4, 8, 6), (4, 6, 5)),
+    "add": (lambda a, b: a + b, (32, 48), (32, 48)),
+    "exp": (jnp.exp, (32, 48)),
+    "row sum": (lambda a: lax.reduce_sum_p.bind(a, axes=(1,), out_sharding=None), (32, 48)),
+    "padded convolution": (
+        lambda a, b: lax.conv_general_dilated(
+            a, b, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        (2, 9, 9, 4),
+        (3, 3, 4, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flops_are_what_xla_counts(name):
+    fn, *shapes = CASES[name]
+    cost, facts = cost_of(last_equation(fn, *shapes)), xla_count(fn, *shapes)
+    expected = facts.get("flops", 0.0)
+    # XLA folds n terms with n - 1 additions; a reduction is counted as one per element.
+    assert cost.flops == pytest.approx(expected, rel=0.05, abs=1)
+    assert cost.transcendentals == facts.get("transcendentals", 0.0)
+
+
+def test_a_convolution_that_skips_its_padding_costs_less_than_the_formula():
+    fn, *shapes = CASES["padded convolution"]
+    eqn = last_equation(fn, *shapes)
+    dense = 2 * 2 * 5 * 5 * 8 * 3 * 3 * 4
+    assert 0 < cost_of(eqn).matrix_flops < dense
+
+
+def test_exact_dots_say_so():
+    exact = lambda a, b: lax.dot(a, b, precision=lax.Precision.HIGHEST)
+    assert cost_of(last_equation(exact, (4, 4), (4, 4))).is_exact
+    assert not cost_of(last_equation(lax.dot, (4, 4), (4, 4))).is_exact
+
+
+def test_what_is_inside_a_branch_is_counted_once_and_the_largest_branch_counts():
+    def fn(x):
+        return lax.cond(x[0, 0] > 0, lambda y: y @ y @ y, lambda y: y @ y, x)
+
+    eqn = last_equation(fn, (8, 8))
+    assert classify(eqn) == "opaque"
+    assert cost_of(eqn).matrix_flops == 2 * (2 * 8**3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (jnp.tanh, "map"),
+        (lambda a: a.T, "map"),
+        (lambda a: lax.reduce_max_p.bind(a, axes=(0,), out_sharding=None), "reduce"),
+        (lambda a: a.at[3].add(a[0]), "update"),
+        (lax.cumsum, "opaque"),
+        (lambda a: lax.sort(a), "opaque"),
+    ],
+)
+def test_kinds(fn, kind):
+    assert classify(last_equation(fn, (8, 8))) == kind
+
+
+def test_rows_and_long_columns():
+    sum_over = lambda axes: lambda a: lax.reduce_sum_p.bind(a, axes=axes, out_sharding=None)
+    assert is_row_reduction(last_equation(sum_over((1, 2)), (8, 4, 4)))
+    assert not is_row_reduction(last_equation(sum_over((0,)), (8, 4)))
+    assert is_row_reduction(last_equation(sum_over((0,)), (8, 1)))
+    assert count_parts(last_equation(sum_over((0,)), (4096, 8))) == 1
+    assert count_parts(last_equation(sum_over((0,)), (16384, 8))) == 128
+    assert count_parts(last_equation(sum_over((1,)), (8, 16384))) == 1
+
+
+def test_costs_add_up_to_the_kind_with_most_matrix_work():
+    dot = KernelCost(kind="dot", dtype="bfloat16", matrix_flops=8.0)
+    total = add_costs([KernelCost(vector_flops=2.0), dot, KernelCost(transcendentals=3.0)])
+    assert total == KernelCost(
+        kind="dot", dtype="bfloat16", matrix_flops=8.0, vector_flops=2.0, transcendentals=3.0
+    )
+    assert add_costs([]) == KernelCost()
