@@ -160,9 +160,9 @@ def _document(results: list[Result]) -> str:
         *heading,
         *_rows(results[len(ROWS) :]),
         "",
-        "Known to be off: steps of many small kernels (DenseNet), where XLA fuses less across",
-        "concatenations than the rules say, and steps that do not fit the device, in which XLA",
-        "recomputes on its own.",
+        "Known to be off: DenseNet's time, where XLA writes the slices of a concatenation's",
+        "gradient to memory and the rules fuse them; and steps that do not fit the device (not",
+        "listed), in which XLA recomputes on its own.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,6 +1,6 @@
 """A GPT training step in Flax, as a target for the command line.
 
-    jaxswap verify examples/gpt.py:step --device rtx4090 --set batch=32
+jaxswap verify examples/gpt.py:step --device rtx4090 --set batch=32
 """
 
 import jax

@@ -72,7 +72,7 @@ def plan(
     )
 
     def search(budget_bytes: int) -> Plan:
-        aimed = dataclasses.replace(problem, budget_bytes=budget_bytes)
+        aimed = problem.at_budget(budget_bytes)
         solution = run_planner(
             aimed, planner, seed=seed, time_limit_s=time_limit_s, progress=progress
         )

@@ -11,7 +11,9 @@ import io
 import itertools
 import threading
 import types
+import warnings
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any
 
 # ---- tracing and jaxprs ----------------------------------------------------------------
@@ -117,7 +119,7 @@ def intercept_differentiation(instrument: Callable[[Callable, tuple, bool], Call
         with _shim_lock:
             _shim_users -= 1
             if _shim_users == 0:
-                ad.linearize = ad.linearize.__wrapped__
+                ad.linearize = ad.linearize.__wrapped__  # pyright: ignore
 
 
 def _shim(linearize: Callable) -> Callable:
@@ -163,11 +165,11 @@ def new_copy_eqn(source: Any, *, to_host: bool) -> Any:
     from jax._src import core, dispatch
 
     space = core.MemorySpace.Host if to_host else core.MemorySpace.Device
-    params = dict(
-        devices=(space,),
-        srcs=(None,),
-        copy_semantics=(dispatch.ArrayCopySemantics.ALWAYS_COPY,),
-    )
+    params = {
+        "devices": (space,),
+        "srcs": (None,),
+        "copy_semantics": (dispatch.ArrayCopySemantics.ALWAYS_COPY,),
+    }
     target = core.Var(source.aval.update(memory_space=space))
     return core.new_jaxpr_eqn([source], [target], dispatch.device_put_p, params, set())
 
@@ -213,10 +215,22 @@ def misreads_reversed_slices() -> bool:
     0.10.2 compiles, reported for 0.11.0; older ones are not supported here. 0.11.1 came out
     three weeks after the fix, and is taken to have it.
     """
-    import jaxlib
+    from importlib.metadata import version as version_of
 
-    version = tuple(int(part) for part in jaxlib.__version__.split(".")[:3])
+    version = tuple(int(part) for part in version_of("jaxlib").split(".")[:3])
     return (0, 10, 2) <= version <= (0, 11, 0)
+
+
+@functools.cache
+def warn_if_unknown_version() -> None:
+    """Says once that jaxswap has not been tried with the JAX that is installed."""
+    version = metadata.version("jax")
+    if not version.startswith("0.10."):
+        warnings.warn(
+            f"jaxswap rewrites programs of JAX 0.10, and has not been tried with {version}. "
+            "Check a step with `jaxswap.apply.self_check` before you rely on it.",
+            stacklevel=3,
+        )
 
 
 def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
@@ -224,6 +238,25 @@ def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
     if not effects:
         return effects
     return {e.replace(rename(e.input)) if hasattr(e, "input") else e for e in effects}
+
+
+# ---- settings --------------------------------------------------------------------------
+
+
+def is_jit_disabled() -> bool:
+    """Whether `jax.disable_jit` is in force."""
+    from jax._src import config
+
+    return bool(config.disable_jit.value)
+
+
+def default_to_cpu() -> None:
+    """Has JAX start on the CPU, unless the user chose a platform."""
+    import jax
+    from jax._src import config
+
+    if not config.jax_platforms.value:
+        jax.config.update("jax_platforms", "cpu")
 
 
 # ---- compiler --------------------------------------------------------------------------
@@ -250,7 +283,7 @@ def can_compile_for_gpu_here() -> bool:
     return "cuda" in xla_bridge._topology_factories
 
 
-def lower_for_gpu(jitted: Callable, args: tuple) -> Any:
+def lower_for_gpu(jitted: Any, args: tuple) -> Any:
     """Lowers a jitted function for CUDA, with or without a GPU, to a `jax.stages.Lowered`."""
     return jitted.trace(*args).lower(lowering_platforms=("cuda",))
 
@@ -271,9 +304,9 @@ def compile_stablehlo(code: bytes, target_config: str, options: Mapping[str, Any
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
     from jax.experimental import topologies
-    from jaxlib import _jax
+    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
     with mlir.make_ir_context():
         module = ir.Module.parse(code)
@@ -298,7 +331,7 @@ def compile_stablehlo(code: bytes, target_config: str, options: Mapping[str, Any
 def analyse_cost(hlo_text: str) -> Mapping[str, float]:
     """XLA's cost analysis of a module given as text: flops, transcendentals, bytes accessed."""
     import jax
-    from jaxlib import _hlo, _jax
+    from jaxlib import _hlo, _jax  # pyright: ignore[reportAttributeAccessIssue]
 
     client = jax.local_devices(backend="cpu")[0].client
     return _jax.hlo_module_cost_analysis(client, _hlo.hlo_module_from_text(hlo_text))

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxswap import _api
+from jaxswap import _api, _compat
 from jaxswap._errors import BadArgumentError
 from jaxswap._units import format_bytes, format_seconds
 from jaxswap.model.device import Device, Progress
@@ -116,7 +116,7 @@ class SwappedStep:
 
     def _planned_call(self, args: tuple, kwargs: dict) -> Any:
         """The step as `jit` traces it."""
-        if jax.config.jax_disable_jit:
+        if _compat.is_jit_disabled():
             return self._fn(*args, **kwargs)
         key = _signature(args, kwargs)
         if key not in self._plans:

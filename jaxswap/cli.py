@@ -218,11 +218,11 @@ def _run_calibrate(arguments: argparse.Namespace) -> int:
 
 def _start_on_cpu_without_gpu() -> None:
     """With the CUDA plugin and no GPU, JAX logs a traceback unless it is told to use the CPU."""
-    import jax
+    from jaxswap import _compat
 
     has_gpu = pathlib.Path("/dev/nvidiactl").exists() or pathlib.Path("/dev/dxg").exists()
-    if not has_gpu and not jax.config.jax_platforms:
-        jax.config.update("jax_platforms", "cpu")
+    if not has_gpu:
+        _compat.default_to_cpu()
 
 
 class _spinner:  # noqa: N801 - used as a function

@@ -4,6 +4,7 @@ Each builder returns a step and its arguments. `chain` feeds a step's results ba
 """
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -26,10 +27,7 @@ def _sgd(params, grads):
 
 
 def _mlp_params(sizes=(6, 8, 8, 4)):
-    return [
-        {"w": normal(a, b) / a**0.5, "b": normal(b)}
-        for a, b in zip(sizes[:-1], sizes[1:], strict=True)
-    ]
+    return [{"w": normal(a, b) / a**0.5, "b": normal(b)} for a, b in itertools.pairwise(sizes)]
 
 
 def _mlp(params, x):
@@ -104,7 +102,10 @@ def linen_batch_stats():
 
         def loss(params):
             out, updates = net.apply(
-                variables | {"params": params}, x, rngs={"dropout": dropout}, mutable=["batch_stats"]
+                variables | {"params": params},
+                x,
+                rngs={"dropout": dropout},
+                mutable=["batch_stats"],
             )
             return jnp.mean(out**2), (updates, out.argmax(-1))
 
@@ -351,6 +352,3 @@ def chain(step, args, times: int):
         out = step(*args)
         args = out[: len(args)]
     return out
-
-
-

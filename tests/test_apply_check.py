@@ -1,6 +1,7 @@
 """Check: a step that is not what was decided, or computes something else, is found out."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -50,20 +51,30 @@ def test_arguments_are_not_offloaded():
     assert rewritten.demoted["0/in0"].startswith("kept: it is an argument")
 
 
-def test_loops_of_this_jaxlib_that_run_backwards_are_not_offloaded():
-    def reversed_loop(w):
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_cannot_leave_its_loop_leaves_as_a_whole_stack(depth):
+    def loss(w):
         body = lambda c, _: (jnp.sin(c @ w), None)
-        return jnp.sum(jax.lax.scan(body, w, None, length=3, reverse=True)[0])
+        for _ in range(depth - 1):
+            inner = body
+            body = lambda c, _, inner=inner: (jax.lax.scan(inner, c, None, length=3)[0], None)
+        is_reversed = depth == 1
+        out = jax.lax.scan(body, w, None, length=2, reverse=is_reversed)[0]
+        return jnp.sum((out @ w) @ w)
 
-    grad = jax.grad(reversed_loop)
-    names = [v.name for v in name_values(grad, W) if v.scope]
-    decisions = {name: OFFLOAD for name in names}
-    rewritten = rewrite_step(grad, decisions, (W,), min_heavy_bytes=0)
-    if _compat.misreads_reversed_slices():
-        assert rewritten.offloaded == ()
-        assert all("46231" in reason for reason in rewritten.demoted.values())
-    else:
-        assert rewritten.offloaded
+    grad = jax.grad(loss)
+    product = max(
+        (v for v in name_values(grad, W) if v.primitive == "dot_general"),
+        key=lambda v: len(v.scope),
+    )
+    assert len(product.scope) == depth
+    rewritten = rewrite_step(grad, {product.name: OFFLOAD}, (W,), min_heavy_bytes=0)
+    assert rewritten.offloaded == (product.name,)
+    assert product.name not in rewritten.demoted
+    sizes = re.findall(r"f32<host>\[([\d,]*)\] = device_put", str(rewritten.closed))
+    as_a_whole = depth == 2 or _compat.misreads_reversed_slices()
+    stack = {1: "2,4,4", 2: "3,4,4"}[depth]
+    assert sizes == [stack if as_a_whole else "4,4"]
 
 
 @pytest.mark.parametrize(

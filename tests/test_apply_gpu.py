@@ -80,7 +80,5 @@ def test_kept_and_offloaded_stacks_of_one_shape_compile():
     step, args = make_step(True)
     values = [v for v in name_values(step, *args) if v.scope and v.size_bytes >= BATCH * WIDTH]
     wide = [v for v in values if v.shape == (BATCH, 4 * WIDTH)]
-    decisions = {
-        v.name: OFFLOAD if i % 2 else Decision(action="keep") for i, v in enumerate(wide)
-    }
+    decisions = {v.name: OFFLOAD if i % 2 else Decision(action="keep") for i, v in enumerate(wide)}
     assert compile_step(apply_decisions(step, decisions), args).host_bytes > 0

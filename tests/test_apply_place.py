@@ -30,7 +30,7 @@ def loss(w, x):
 
 def test_names_say_what_and_where():
     values = {v.name: v for v in name_values(jax.grad(loss), W, X)}
-    assert list(values)[0] == "0/in0"
+    assert next(iter(values)) == "0/in0"
     hidden = next(v for v in values.values() if v.user_name == "hidden")
     assert hidden.primitive == "tanh"
     assert hidden.shape == (2, 4)

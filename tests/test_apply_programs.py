@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_programs import build_loss, programs
 
 from jaxswap.apply import Decision, apply_decisions, check_applied, name_values, rewrite_step
-from random_programs import build_loss, programs
 
 RNG = np.random.default_rng(0)
 WEIGHTS = jnp.asarray(RNG.standard_normal((3, 4, 4)), jnp.float32)

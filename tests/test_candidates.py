@@ -59,7 +59,8 @@ def test_candidates_are_made_forward_and_read_backward(traced):
         backward = [r for r in value.readers if program.ops[r].phase == "backward"]
         assert (candidate.first_backward, candidate.last_backward) == (backward[0], backward[-1])
         assert value.producer <= candidate.last_forward < candidate.first_backward
-        assert not (value.is_argument or value.is_output)
+        assert not value.is_argument
+        assert not value.is_output
 
 
 def test_every_offload_reaches_its_value(traced):
@@ -91,6 +92,8 @@ def test_recomputation_starts_from_earlier_candidates(traced):
         if candidate.recompute is not None:
             assert candidate.recompute
             assert candidate.recompute_bytes >= 0
+            assert len(candidate.recompute_ops) == len(candidate.recompute)
+            assert all(program.ops[op].phase == "forward" for op in candidate.recompute_ops)
         else:
             assert candidate.parents == ()
 

@@ -18,7 +18,6 @@ from jaxswap.plan.plan import Plan
 def step(w, x, scale=1.0):
     """Descends."""
 
-
     def loss(w):
         y = x
         for _ in range(3):

@@ -401,6 +401,7 @@ def test_the_linear_model_lets_a_parent_return_early_for_its_child():
     draft.op("v", 1, "forward", [], [("v", 8)])
     draft.op("c", 1, "forward", [], [("c", 1)])
     draft.op("wide", 20, "forward")
+    draft.op("gone", 1, "backward")
     draft.op("long", 20, "backward")
     draft.op("bc", 1, "backward", ["c"])
     draft.op("mid", 1, "backward")

@@ -15,11 +15,11 @@ from collections.abc import Container, Sequence
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.decision import Action, Decision
+from jaxswap.apply.decision import Action
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
-from jaxswap.apply.place import can_offload, can_recompute
 from jaxswap.apply.program import Ledger, Part, Program, Served, find_dependents
+from jaxswap.apply.settle import Settler
 
 # A value that comes back is let go again if it is not read for this many heavy ops and
 # coming back once more is cheap: one copy, or few ops, none of them heavy.
@@ -43,14 +43,9 @@ class _Server:
 
     def __init__(self, program: Program, ledger: Ledger, names: dict[Var, str]):
         self.program, self.ledger, self.names = program, ledger, names
-        self.producer: dict[Var, int] = {
-            v: i
-            for i, (eqn, part) in enumerate(zip(program.eqns, program.parts, strict=True))
-            if part in (Part.FORWARD, Part.LAZY)
-            for v in eqn.outvars
-        }
+        self.settler = Settler(program, ledger, names)
+        self.producer = self.settler.producer
         self.dependents = find_dependents(program.eqns, program.cotangents)
-        self.arguments = set(program.arguments)
         self.out: list[tuple[Eqn, bool]] = []
         self.ready: Env = {}  # what stands for a value in the backward pass
         self.served_at: dict[Var, int] = {}
@@ -58,10 +53,10 @@ class _Server:
         self.numbers: dict[tuple, Var] = {}
         self.host: dict[Var, Eqn] = {}
         self.carrier: Var | None = None  # the gradient that the op being served reads
-        self.num_heavy = 0  # heavy ops so far: the time
-        self.made_at: dict[Var, int] = {}
-        self.read_at: dict[Var, int] = {}  # when the forward pass read a value last
-        self._actions: dict[Var, Action] = {}
+
+    @property
+    def num_heavy(self) -> int:
+        return self.settler.num_heavy
 
     def run(self) -> Served:
         program = self.program
@@ -70,7 +65,7 @@ class _Server:
                 self._emit(self._serve_inputs(eqn), True)
             elif part is not Part.LAZY:
                 self._emit(eqn, False)
-        outs = [self._serve(v) if self._is_lazy(v) else v for v in program.outs]
+        outs = [self._serve(v) if self.settler.is_lazy(v) else v for v in program.outs]
         backward_outs = [self._serve(v) for v in program.backward_outs]
         placed = self._with_offloads()
         return Served(
@@ -84,10 +79,7 @@ class _Server:
         if is_backward:
             eqn = self._gate_numbers(eqn)
         self.out.append((eqn, is_backward))
-        self.num_heavy += is_heavy(eqn, self.ledger.min_heavy_bytes)
-        if not is_backward:
-            self.read_at.update((v, self.num_heavy) for v in jaxprs.variables(eqn.invars))
-            self.made_at.update((v, self.num_heavy) for v in eqn.outvars)
+        self.settler.note(eqn, is_backward)
 
     # What a backward equation reads.
 
@@ -105,7 +97,7 @@ class _Server:
         """What stands for `atom` in the backward pass; emits what has to happen for it."""
         if isinstance(atom, jx.Literal):
             return atom
-        action = self._action(atom)
+        action = self.settler.find_action(atom)
         if atom not in self.ready or self._is_idle(atom, action):
             if action == "keep":
                 self.ready[atom] = atom
@@ -140,6 +132,7 @@ class _Server:
         if var not in self.host:
             self.host[var] = _compat.new_copy_eqn(var, to_host=True)
             self.ledger.offloaded.append(name)
+            self.ledger.demoted.pop(name, None)
         (host,) = self.host[var].outvars
         carrier = None if decision.reload_ahead_ops else self.carrier
         copy_back = _compat.new_copy_eqn(self._gate(host, carrier), to_host=False)
@@ -156,7 +149,7 @@ class _Server:
             copied = jaxprs.clone(eqn, env)
             self._emit(copied, True)
             for original, new in zip(eqn.outvars, copied.outvars, strict=True):
-                if self._action(original) == "recompute":
+                if self.settler.find_action(original) == "recompute":
                     self.ready[original] = new
                     self.served_at[original] = self.num_heavy
 
@@ -171,7 +164,7 @@ class _Server:
             index = self.producer.get(v)
             if index is None or index in needed or v in ready:
                 continue
-            if self._action(v) == "recompute":
+            if self.settler.find_action(v) == "recompute":
                 needed.add(index)
                 stack.extend(jaxprs.variables(self.program.eqns[index].invars))
                 if len(needed) > limit:
@@ -179,7 +172,7 @@ class _Server:
         return needed
 
     def _serve_clone(self, var: Var) -> Var:
-        action = self._action(var)
+        action = self.settler.find_action(var)
         if action == "recompute" or var in self.dependents:
             return self._serve(var)
         if action == "offload":
@@ -222,76 +215,6 @@ class _Server:
 
         return eqn.replace(invars=[read(v) for v in eqn.invars])
 
-    # What happens to a value.
-
-    def _is_lazy(self, atom: Atom) -> bool:
-        index = None if isinstance(atom, jx.Literal) else self.producer.get(atom)
-        return index is not None and self.program.parts[index] is Part.LAZY
-
-    def _action(self, var: Var) -> Action:
-        """What happens to a value, settled when the backward pass first asks for it."""
-        if var not in self._actions:
-            self._actions[var] = self._settle(var)
-        return self._actions[var]
-
-    def _settle(self, var: Var) -> Action:
-        index, name = self.producer.get(var), self.names.get(var)
-        if self._is_lazy(var):
-            return "recompute"
-        if name is None and (index is None or var in self.program.saved):
-            return "keep"
-        decision = self.ledger.decide(name)
-        if decision.action == "offload":
-            reason = self._why_not_offload(var, decision)
-        elif decision.action == "recompute":
-            reason = self._why_not_recompute(var, index, name, decision)
-        else:
-            return "keep"
-        if reason is None:
-            return decision.action
-        if name is not None:
-            self.ledger.demoted[name] = f"kept: {reason}"
-        return "keep"
-
-    def _why_not_offload(self, var: Var, decision: Decision) -> str | None:
-        if not can_offload(var.aval) or _compat.is_on_host(var.aval):
-            return "its type cannot be in host memory"
-        if not self.program.can_offload:
-            return "XLA of this jaxlib would write it to the wrong place (openxla/xla #46231)"
-        if var in self.arguments and var not in self.producer:
-            return "it is an argument, whose memory is the caller's"
-        return None if self._is_gone(var, decision) else _NOT_GONE
-
-    def _why_not_recompute(
-        self, var: Var, index: int | None, name: str | None, decision: Decision
-    ) -> str | None:
-        if index is None or not can_recompute(self.program.eqns[index]):
-            return "nothing it can be recomputed from"
-        if name is None and self._has_saved_sibling(index):
-            return "the op that makes it has another result, which is saved"
-        return None if self._is_gone(var, decision) else _NOT_GONE
-
-    def _has_saved_sibling(self, index: int) -> bool:
-        outvars = self.program.eqns[index].outvars
-        named = [self.names[v] for v in outvars if v in self.names] if outvars[1:] else []
-        return any(self.ledger.decide(name).action != "recompute" for name in named)
-
-    def _is_gone(self, var: Var, decision: Decision) -> bool:
-        """Whether a heavy op would run between the end of a value and its return.
-
-        At the turn from forward to backward some values are wanted again before they have
-        left. To forget these costs time, and gains no memory.
-        """
-        if self.program.is_body or var not in self.made_at:
-            return True
-        made_at = self.made_at[var]
-        left_at = self.read_at.get(var, made_at)
-        back_at = self.num_heavy
-        if decision.action == "offload":
-            left_at = max(left_at, made_at + decision.window_ops - 1)
-            back_at -= decision.reload_ahead_ops
-        return left_at < back_at
-
     def _with_offloads(self) -> Sequence[tuple[Eqn, bool]]:
         """Puts each copy to the host right behind the equation that makes its value."""
         waiting = dict(self.host)
@@ -302,6 +225,3 @@ class _Server:
             placed += [(waiting.pop(v), side) for v in eqn.outvars if v in waiting]
         assert not waiting, "an offloaded value is not made by the program"
         return placed
-
-
-_NOT_GONE = "it is wanted again before it would have left"

@@ -10,10 +10,12 @@ from jaxswap.apply.jaxprs import Eqn, jx
 
 _HEAVY = (jx.dot_p, jx.conv_p, jx.ragged_dot_p)
 _HEAVY_NAMES = frozenset(
-    ("pallas_call", "ffi_call", "custom_call", "triton_kernel_call", "fft", "sort")
-    + ("select_and_scatter_add", "select_and_gather_add", "reduce_window_max")
-    + ("reduce_window_sum", "reduce_window")
-)
+    {
+        "pallas_call", "ffi_call", "custom_call", "triton_kernel_call", "fft", "sort",
+        "select_and_scatter_add", "select_and_gather_add",
+        "reduce_window", "reduce_window_max", "reduce_window_sum",
+    }
+)  # fmt: skip
 _LOOPS = (jx.scan_p, jx.while_p, jx.cond_p)
 
 

@@ -93,7 +93,9 @@ def inline_calls(closed: Any, *, is_differentiated: bool = False) -> Any:
             inputs = [read(env, v) for v in eqn.invars]
             inner_env.update(zip(called.jaxpr.invars, inputs, strict=True))
             inner_stack = eqn.source_info.name_stack
-            run(called.jaxpr, inner_env, inner_stack if stack is None else stack + inner_stack, True)
+            run(
+                called.jaxpr, inner_env, inner_stack if stack is None else stack + inner_stack, True
+            )
             results = [read(inner_env, v) for v in called.jaxpr.outvars]
             env.update(zip(eqn.outvars, results, strict=True))
 

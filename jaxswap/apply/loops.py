@@ -14,6 +14,7 @@ jaxlib 0.10.2 and 0.11.0 reads slices whose index it can work out, and which run
 from the wrong end (openxla/xla #46231): silently wrong gradients.
 """
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,74 +53,70 @@ class _Scan:
     def first_xs(self) -> int:
         return self.first_carry + self.eqn.params["num_carry"]
 
-    @property
-    def num_carry(self) -> int:
-        return self.eqn.params["num_carry"]
-
 
 def serve_program(program: Program, ledger: Ledger) -> Served:
     """Serves the backward pass of a program, and of the loops in it."""
     names = open_program(program)
-    rewrite_pairs(program, ledger)
+    _rewrite_pairs(program, ledger, names)
     return demand.serve(program, ledger, names)
 
 
-def rewrite_pairs(program: Program, ledger: Ledger) -> None:
-    """Rewrites every pair of a forward and a backward scan in a program (in place)."""
+def _rewrite_pairs(program: Program, ledger: Ledger, names: dict[Var, str]) -> None:
+    """Rewrites every pair of a forward and a backward scan in a program (in place).
+
+    Args:
+        program: its equations are replaced.
+        ledger: what is decided.
+        names: of the program's values; learns the names of whole stacks that stand for
+            values which cannot be offloaded from within their loop.
+    """
     dependents = find_dependents(program.eqns, program.cotangents)
     rewritten: dict[int, list[Eqn]] = {}
-    for f, b in _find_pairs(program):
-        links = _find_links(program, f, b)
-        if links:
-            forward, backward = _open(program.eqns[f]), _open(program.eqns[b])
-            served = _serve_pair(forward, backward, links, dependents, ledger)
-            rewritten[f], rewritten[b] = _close(forward, backward, links, served)
-    eqns = [
-        (new, part)
-        for i, (eqn, part) in enumerate(program)
-        for new in rewritten.get(i, [eqn])
-    ]
+    for f, b, links in _find_pairs(program):
+        forward, backward = _open(program.eqns[f]), _open(program.eqns[b])
+        body = _join(forward, backward, links, dependents)
+        body.can_offload = not program.is_body and not (
+            forward.eqn.params["reverse"] and _compat.misreads_reversed_slices()
+        )
+        body_names = open_program(body)
+        _rewrite_pairs(body, ledger, body_names)
+        served = demand.serve(body, ledger, body_names)
+        rewritten[f], rewritten[b], stacks = _close(forward, backward, links, served)
+        if not body.can_offload:
+            names |= {stacks[v]: body_names[v] for v in stacks if v in body_names}
+    eqns = [(new, part) for i, (eqn, part) in enumerate(program) for new in rewritten.get(i, [eqn])]
     program.update(eqns, {})
 
 
-def _find_pairs(program: Program) -> list[tuple[int, int]]:
-    """Positions of scans that hand residuals on: (forward, backward), each at most once."""
-    maker: dict[Var, int] = {}
+def _find_pairs(program: Program) -> list[tuple[int, int, dict[int, int]]]:
+    """Positions of scans that hand residuals on, and which: (forward, backward, links).
+
+    A link goes from an input of the backward scan to an output of the forward scan. What
+    anything else reads as well is an ordinary result of the loop, not a residual.
+    """
+    uses = Counter(v for e in program.eqns for v in jaxprs.variables(e.invars))
+    uses.update(jaxprs.variables([*program.outs, *program.backward_outs]))
+    maker: dict[Var, tuple[int, int]] = {}
     for i, (eqn, part) in enumerate(program):
         if part is Part.FORWARD and eqn.primitive is jx.scan_p:
-            maker.update((v, i) for v in eqn.outvars[eqn.params["num_carry"] :])
-    pairs: dict[int, int] = {}
-    for i, (eqn, part) in enumerate(program):
+            first_ys = eqn.params["num_carry"]
+            maker.update((v, (i, j)) for j, v in enumerate(eqn.outvars) if j >= first_ys)
+    pairs = []
+    for b, (eqn, part) in enumerate(program):
         if part is not Part.BACKWARD or eqn.primitive is not jx.scan_p:
             continue
         first_xs = eqn.params["num_consts"] + eqn.params["num_carry"]
-        makers = {maker[v] for v in jaxprs.variables(eqn.invars[first_xs:]) if v in maker}
-        for f in sorted(makers - pairs.keys()):
+        found: dict[int, dict[int, int]] = defaultdict(dict)
+        for i, v in enumerate(eqn.invars):
+            if i >= first_xs and not isinstance(v, jx.Literal) and uses[v] == 1 and v in maker:
+                f, j = maker[v]
+                found[f][i] = j
+        if found:
+            f = max(found, key=lambda f: len(found[f]))
             if program.eqns[f].params["length"] == eqn.params["length"]:
-                pairs[f] = i
-                break
-    return sorted(pairs.items())
-
-
-def _find_links(program: Program, f: int, b: int) -> dict[int, int]:
-    """Which inputs of the backward scan are residuals: its input → the forward's output.
-
-    A residual that anything else reads as well is an ordinary result of the loop.
-    """
-    forward, backward = program.eqns[f], program.eqns[b]
-    outputs = {v: j for j, v in enumerate(forward.outvars) if j >= forward.params["num_carry"]}
-    elsewhere: set[Var] = set(jaxprs.variables([*program.outs, *program.backward_outs]))
-    for i, eqn in enumerate(program.eqns):
-        if i != b:
-            elsewhere.update(jaxprs.variables(eqn.invars))
-    first_xs = backward.params["num_consts"] + backward.params["num_carry"]
-    elsewhere.update(jaxprs.variables(backward.invars[:first_xs]))
-    links = {}
-    for i, v in enumerate(backward.invars):
-        if i >= first_xs and not isinstance(v, jx.Literal):
-            if v in outputs and v not in elsewhere:
-                links[i] = outputs[v]
-    return links
+                pairs.append((f, b, found[f]))
+    first_of = {f: (f, b, links) for f, b, links in reversed(pairs)}
+    return list(first_of.values())
 
 
 def _open(eqn: Eqn) -> _Scan:
@@ -130,21 +127,15 @@ def _open(eqn: Eqn) -> _Scan:
     )
 
 
-def _serve_pair(
-    forward: _Scan,
-    backward: _Scan,
-    links: dict[int, int],
-    dependents: set[Var],
-    ledger: Ledger,
-) -> Served:
-    """Serves one iteration of a forward and a backward scan, put in a row."""
+def _join(forward: _Scan, backward: _Scan, links: dict[int, int], dependents: set[Var]) -> Program:
+    """One iteration of a forward and a backward scan, put in a row."""
     env = {backward.invars[i]: forward.outs[j] for i, j in links.items()}
     cotangents = _find_cotangents(backward, dependents)
     backward_eqns = [jaxprs.substitute(e, env) for e in backward.eqns]
     # A carry is not the caller's memory: every iteration's has to be kept or offloaded.
     carried = forward.invars[forward.first_carry : forward.first_xs]
     start = [*forward.constvars, *forward.invars, *backward.constvars, *backward.invars]
-    program = Program(
+    return Program(
         arguments=[v for v in start if v not in set(carried)],
         carried=carried,
         eqns=forward.eqns + backward_eqns,
@@ -154,9 +145,7 @@ def _serve_pair(
         backward_outs=[jaxprs.read(env, v) for v in backward.outs],
         prefix="",
         is_body=True,
-        can_offload=not (forward.eqn.params["reverse"] and _compat.misreads_reversed_slices()),
     )
-    return serve_program(program, ledger)
 
 
 def _find_plain(forward: _Scan, links: dict[int, int]) -> list[int]:
@@ -186,7 +175,7 @@ def _find_cotangents(backward: _Scan, dependents: set[Var]) -> set[Var]:
 
 def _close(
     forward: _Scan, backward: _Scan, links: dict[int, int], served: Served
-) -> tuple[list[Eqn], list[Eqn]]:
+) -> tuple[list[Eqn], list[Eqn], dict[Var, Var]]:
     """Takes a served iteration apart again, and stacks what crosses over."""
     sides = list(zip(served.eqns, served.is_backward, strict=True))
     forward_eqns = [eqn for eqn, side in sides if not side]
@@ -210,7 +199,7 @@ def _close(
     before, new_backward = _close_backward(
         forward, backward, links, backward_eqns, served.backward_outs, crossing, stacks
     )
-    return [new_forward], [*before, new_backward]
+    return [new_forward], [*before, new_backward], stacks
 
 
 def _close_backward(

@@ -65,7 +65,8 @@ class Program:
         saved: variables that the user's own policies save.
         is_body: whether it is an iteration of a loop; the next iterations of the forward
             pass then come between its forward and its backward part.
-        can_offload: whether its values may be offloaded.
+        can_offload: whether its values may be offloaded one by one. In loops in loops, and
+            with some versions of XLA in loops that run backwards, only whole stacks can.
     """
 
     arguments: Sequence[Var]
@@ -167,9 +168,7 @@ def _open_regions(program: Program, names: dict[Var, str]) -> None:
             opened.append((eqn, part))
             continue
         program.saved |= {v for v in inputs if v not in names and v not in cotangents}
-        body = jaxprs.inline_calls(
-            jx.ClosedJaxpr(eqn.params["jaxpr"], ()), is_differentiated=True
-        )
+        body = jaxprs.inline_calls(jx.ClosedJaxpr(eqn.params["jaxpr"], ()), is_differentiated=True)
         _, invars, inner, outs = jaxprs.rename_jaxpr(body)
         inner_env: Env = dict(zip(invars, eqn.invars, strict=True))
         inner = [jaxprs.substitute(e, inner_env) for e in inner]

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
+from jaxswap import _compat
 from jaxswap._errors import BadArgumentError
 from jaxswap.apply import place, schedule
 from jaxswap.apply.decision import ACTIONS, Action, Decision, NamedValue
@@ -116,6 +118,7 @@ def rewrite_step(
 ) -> AppliedStep:
     """Rewrites a step for one signature, and says what became of the decisions."""
     _check_default(default)
+    _compat.warn_if_unknown_version()
     otherwise = Decision(action=default)
     # Names are only needed where the rewriting could not tell; in-between results of
     # differentiation have none, and are not worth a copy to the host.
@@ -143,7 +146,7 @@ def rewrite_step(
 def _split_static(args: tuple, kwargs: dict) -> tuple[list[Any], Callable]:
     """Sets apart what `jit` left static: what is no array and no tracer among tracers."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    is_traced = any(isinstance(x, jax.core.Tracer) for x in leaves)
+    is_traced = any(isinstance(x, Tracer) for x in leaves)
     is_scalar = lambda x: is_traced and isinstance(x, bool | int | float | complex)
     is_dynamic = [jx.valid_jaxtype(x) and not is_scalar(x) for x in leaves]
 

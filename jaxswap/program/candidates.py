@@ -246,6 +246,7 @@ class _Search:
             last_backward=found.last_backward,
             parents=again.parents if again else (),
             recompute=again.kernels if again else None,
+            recompute_ops=again.ops if again else (),
             recompute_bytes=again.between_bytes if again else 0,
             can_offload="offload" in actions,
         )

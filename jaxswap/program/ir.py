@@ -34,7 +34,8 @@ class Op:
         writes: values it makes, likewise.
         cost: its work in one trip.
         is_heavy: whether the applied schedule pins it in its turn (dots, convolutions, loops).
-        scratch_bytes: device bytes it needs only while it runs.
+        scratch_bytes: device bytes it needs only while it runs; negative where it writes a
+            result over an operand that nothing reads after it.
         trips: how often it runs in one step.
         loop: the innermost loop it is in, as a position in `Program.loops`; None outside.
         label: module path, for people.
@@ -119,6 +120,9 @@ class Candidate:
             `Program.candidates`, each before this one.
         recompute: the kernels that make it again from its parents and the step's arguments;
             None if it cannot be recomputed.
+        recompute_ops: the ops that those kernels repeat, one each. Where several candidates
+            that are made again for the same part of the backward pass repeat the same op, it
+            runs a second time only once.
         recompute_bytes: device bytes needed between those kernels, besides parents and itself.
         can_offload: whether it may be in host memory.
         repeat: candidates with the same number are the same value of equal blocks.
@@ -130,6 +134,7 @@ class Candidate:
     last_backward: int
     parents: tuple[int, ...] = ()
     recompute: tuple[KernelCost, ...] | None = ()
+    recompute_ops: tuple[int, ...] = ()
     recompute_bytes: int = 0
     can_offload: bool = True
     repeat: int = 0

@@ -100,7 +100,9 @@ def _op(
     root = graph.nodes[_root(graph, kernel)]
     phases = {graph.nodes[p].phase for a in outs if (p := graph.arrays[a].producer) is not None}
     order: tuple[Phase, ...] = ("forward", "backward", "update")
-    phase = next((p for p in order if p in phases), root.phase)
+    phase: Phase = root.phase
+    for p in reversed(order):
+        phase = p if p in phases else phase
     return Op(
         name=root.name,
         phase=phase,

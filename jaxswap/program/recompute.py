@@ -24,11 +24,13 @@ class Recomputation:
     Attributes:
         parents: the candidates it starts from.
         kernels: what runs, in order.
+        ops: the op that each of them repeats.
         between_bytes: the most device bytes between those kernels, the result not counted.
     """
 
     parents: tuple[int, ...]
     kernels: tuple[KernelCost, ...]
+    ops: tuple[int, ...]
     between_bytes: int
 
 
@@ -72,6 +74,7 @@ class Recomputer:
         return Recomputation(
             parents=tuple(sorted(chain.parents)),
             kernels=self._costs(chain),
+            ops=tuple(op for op, _, _ in chain.parts),
             between_bytes=self._between_bytes(chain),
         )
 
