@@ -224,7 +224,7 @@ def programs(draw, max_candidates=6, with_loops=True):
         extra = draw(hps.lists(hps.sampled_from(others), max_size=1))
         reads = list(dict.fromkeys([f"a{i}", *extra]))
         written = (f"g{i}", draw(hps.integers(0, 4)), {"trips": trips} if in_loop else {})
-        scratch = draw(hps.integers(0, 3))
+        scratch = draw(hps.integers(-3, 3))
         draft.op(
             f"b{i}", draw(seconds), "backward", reads, [written], draw(hps.booleans()),
             scratch_bytes=scratch, **in_loop,

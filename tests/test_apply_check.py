@@ -109,3 +109,18 @@ def test_the_self_check_compares_numbers():
         self_check(step, lambda w: 1.001 * applied(w), W)
     with pytest.raises(CheckError, match="every bit was to be the same"):
         self_check(step, lambda w: applied(w) * (1 + 1e-7), W, exact=True)
+
+
+def test_a_jax_that_was_never_tried_is_said_so(monkeypatch):
+    monkeypatch.setattr(_compat.metadata, "version", lambda name: "0.99.0")
+    with pytest.warns(UserWarning, match=r"has not been tried with 0\.99\.0"):
+        _compat.warn_if_unknown_version.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_bad"),
+    [("0.10.2", True), ("0.11.0", True), ("0.11.1", False), ("0.12.0", False)],
+)
+def test_which_versions_misread_reversed_slices(monkeypatch, version, is_bad):
+    monkeypatch.setattr(_compat.metadata, "version", lambda name: version)
+    assert _compat.misreads_reversed_slices.__wrapped__() is is_bad

@@ -224,7 +224,8 @@ def _sum_bytes(timeline: Timeline, courses: list[_Course]) -> list[int]:
         for ops, size_bytes in stays:
             for op in ops:
                 bytes_at[op] += size_bytes
-        if course.action == "recompute":
+        # An op's scratch is below zero where it writes over an operand: no bytes, no change.
+        if course.action == "recompute" and track.recompute_bytes:
             scratch[course.needed] = max(scratch[course.needed], track.recompute_bytes)
     return [b + s for b, s in zip(bytes_at, scratch, strict=True)]
 

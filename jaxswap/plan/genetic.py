@@ -26,7 +26,7 @@ from jaxswap.model.device import Progress
 from jaxswap.plan.base import Planner, Solution, make_solution
 from jaxswap.plan.breed import OwnGenes, SharedGenes, run_pygad
 from jaxswap.plan.greedy import build_ladder
-from jaxswap.plan.improve import choose_freeing, descend, give_back, repair
+from jaxswap.plan.improve import choose_freeing, descend, find_lowest, give_back, repair
 from jaxswap.plan.problem import KEEP_GENE, Genes, Problem
 
 
@@ -117,6 +117,14 @@ class _Search:
             if solution.bound_s is not None:
                 self.bound_s = max(self.bound_s or 0.0, solution.bound_s)
         self._add_repaired()
+        self._add_lowest()
+
+    def _add_lowest(self) -> None:
+        """Where nothing fits yet: the plan with the lowest peak, less what it need not do."""
+        best = self.problem.forecast(self.pool[0])
+        if not best.fits(self.problem.budget_bytes, self.problem.host_budget_bytes):
+            genes = give_back(self.problem, find_lowest(self.problem))[None]
+            self.add(genes, self.problem.costs_of(genes))
 
     def _list_seed_planners(self) -> list[Planner]:
         from jaxswap.plan.base import planners

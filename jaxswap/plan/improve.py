@@ -223,6 +223,11 @@ def _spare_host(
 
 def find_floor(problem: Problem) -> Forecast:
     """The forecast of the plan with the lowest peak that a search for it finds."""
+    return problem.forecast(find_lowest(problem))
+
+
+def find_lowest(problem: Problem) -> Genes:
+    """The plan with the lowest peak that a search for it finds, whatever it costs in time."""
     rng = np.random.default_rng(0)
     aggressive = problem.allowed(
         np.array(
@@ -246,5 +251,4 @@ def find_floor(problem: Problem) -> Forecast:
         return (forecasts.peak_bytes + over).astype(np.float64)
 
     start = aggressive[int(peaks_of(aggressive).argmin())]
-    lowest = descend(problem, start, rng, costs_of=peaks_of, with_pairs=problem.num_candidates < 40)
-    return problem.forecast(lowest)
+    return descend(problem, start, rng, costs_of=peaks_of, with_pairs=problem.num_candidates < 40)
