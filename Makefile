@@ -36,6 +36,7 @@ test: lint
 
 bench: setup
 	@$(BIN)/python -m benchmarks.memory_table
+	@$(BIN)/python -m benchmarks.flops_table
 	@$(BIN)/python -m benchmarks.throughput_table
 
 clean:
