@@ -12,7 +12,11 @@ import pytest
 from jaxswap import _compat
 
 # Compilation makes single examples slow; how many are tried is what bounds a test's time.
-hypothesis.settings.register_profile("jaxswap", deadline=None, max_examples=50)
+# Where a run decides whether a change lands it tries the same examples every time; elsewhere
+# new ones.
+hypothesis.settings.register_profile(
+    "jaxswap", deadline=None, max_examples=50, derandomize="CI" in os.environ
+)
 hypothesis.settings.load_profile("jaxswap")
 
 

@@ -78,7 +78,7 @@ def check_plan(program, decisions):
         for t in range(value.producer, last + 1):
             present[t] += value.size_bytes * (t not in gone)
     return [
-        p - op.scratch_bytes + max(op.scratch_bytes, again)
+        p - op.scratch_bytes + (max(op.scratch_bytes, again) if again else op.scratch_bytes)
         for p, op, again in zip(present, ops, again_bytes, strict=True)
     ]
 
