@@ -134,7 +134,7 @@ def _print_device(device: Any) -> None:
 
 _VERIFY_EXAMPLE = """\
   $ jaxswap verify examples/gpt.py:step --device rtx4090 --set batch=16
-  NVIDIA GeForce RTX 4090, 24 GB GDDR6X: 19.33 GiB of 23.64 GiB (compiled), fits
+  NVIDIA GeForce RTX 4090, 24 GB GDDR6X: 16.88 GiB of 23.64 GiB (compiled), fits
     ..."""
 
 
