@@ -94,9 +94,10 @@ def _document(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
         "| --- " * len(headings) + "|",
         *("| " + " | ".join(row) + " |" for row in cells),
         "",
-        "The expected figures came without their models. The variants here were searched for a match: which",
-        "four names, the padding and dtypes of ResNet-50 (14 tried), dropout in VGG-16 (3 tried), and the name",
-        "of the scanned parameters, whose order alone moves `scan, nothing_saveable` from 5.17 to 5.43 GB.",
+        "The expected figures came without their models. The variants here were searched for a",
+        "match: which four names, the padding and dtypes of ResNet-50 (14 tried), dropout in",
+        "VGG-16 (3 tried), and the name of the scanned parameters, whose order alone moves",
+        "`scan, nothing_saveable` from 5.17 to 5.43 GB.",
     ]
     return "\n".join(lines) + "\n"
 
