@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint chromium bench clean
 
 help:
 	@echo "make demo   verify a training step for a GPU that is not here"
@@ -31,7 +31,23 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 
-test: lint
+# The report's page is tested in a real browser. Best effort, as root on Debian or Ubuntu: without
+# a browser those tests are skipped, with the reason.
+CHROMIUM_PACKAGES := chromium fonts-dejavu-core
+chromium:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  if command -v $$name >/dev/null; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing Chromium, for the tests of the report's page"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { timeout 300 apt-get install -qq --no-install-recommends $(CHROMIUM_PACKAGES) || \
+	    { timeout 120 apt-get update -qq && \
+	      timeout 300 apt-get install -qq --no-install-recommends $(CHROMIUM_PACKAGES); }; \
+	  } >/dev/null 2>&1 || echo "Chromium cannot be installed here: its tests are skipped"; \
+	else echo "There is no Chromium: the tests of the report's page are skipped"; fi
+
+test: lint chromium
 	@$(BIN)/pytest
 
 bench: setup

@@ -4,7 +4,9 @@
 # name are bound: `jaxswap.plan` is the function.
 from jaxswap._api import apply, plan
 from jaxswap._decorator import swap_offload
-from jaxswap._errors import BudgetInfeasibleError, JaxswapError
+from jaxswap._errors import BudgetInfeasibleError, JaxswapError, OutOfMemoryError
+from jaxswap._explicit import checkpoint, value_and_grad
+from jaxswap._self_check import self_check
 from jaxswap.apply.decision import Decision
 from jaxswap.model.device import Device
 from jaxswap.model.presets import devices
@@ -19,11 +21,15 @@ __all__ = [
     "Device",
     "Forecast",
     "JaxswapError",
+    "OutOfMemoryError",
     "Plan",
     "Verified",
     "apply",
+    "checkpoint",
     "devices",
     "plan",
+    "self_check",
     "swap_offload",
+    "value_and_grad",
     "verify",
 ]

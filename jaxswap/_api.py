@@ -8,21 +8,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxswap._errors import BudgetInfeasibleError
-from jaxswap._units import format_bytes
+from jaxswap._config import cache_dir, find_versions
+from jaxswap._confirm import confirm_plan, mark_confirmed
 from jaxswap.apply.step import apply_decisions
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
-from jaxswap.plan.base import run_planner
+from jaxswap.plan.base import find_planner, run_planner
 from jaxswap.plan.budget import Budget, parse_budget
+from jaxswap.plan.cache import PlanCache
 from jaxswap.plan.plan import Plan, make_plan
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import trace_program
-from jaxswap.verify.verify import verify
+from jaxswap.program.trace import fingerprint_step, trace_program
+from jaxswap.verify.verify import Verified, verify
 
-_ROUNDS = 4
-# Aim this much lower than the last excess: bytes come in whole values.
-_OVERSHOOT = 1.1
+# Forecast bytes that are this near may fit once compiled: the step itself is compiled first.
+_NEARLY = 1.15
 
 
 def plan(
@@ -36,6 +36,7 @@ def plan(
     confirm: bool = True,
     seed: int = 0,
     time_limit_s: float | None = None,
+    cache: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """Decides for every activation of a step: keep, offload or recompute.
@@ -54,6 +55,8 @@ def plan(
             the budget. Without, the plan says that it is not confirmed.
         seed: of everything random.
         time_limit_s: when to stop searching.
+        cache: whether to look for the plan on disk first, and to keep it there
+            (`JAXSWAP_CACHE_DIR`, or `~/.cache/jaxswap`).
         progress: called as `progress(done, total, label)`.
 
     Returns:
@@ -64,28 +67,55 @@ def plan(
     """
     target = Device.detect() if device is None else find_device(device)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    budget_bytes = parse_budget(budget, target)
+    host_bytes = None
+    if host_budget is not None:
+        host_bytes = parse_budget(host_budget, target, name="host_budget")
+    find_planner(planner)  # an unknown one is an error before anything is traced
+    report = progress or (lambda done, total, label: None)
+    report(0, 1, "tracing the step")
+    plans = None
+    if cache:
+        asked = (planner, seed, time_limit_s, host_bytes, confirm, donated)
+        parts = {"step": fingerprint_step(fn, *args), "device": target, "asked": asked}
+        plans = PlanCache(cache_dir() / "plans", parts | find_versions())
+        if (known := plans.load(budget_bytes)) is not None:
+            return known
     problem = Problem(
         program=trace_program(fn, *args, donate_argnums=donated),
         device=target,
-        budget_bytes=parse_budget(budget, target),
-        host_budget_bytes=_parse_host_budget(host_budget, target),
+        budget_bytes=budget_bytes,
+        host_budget_bytes=host_bytes,
     )
 
-    def search(budget_bytes: int) -> Plan:
-        aimed = problem.at_budget(budget_bytes)
+    def search(aim_bytes: int) -> Plan:
+        aimed = problem.at_budget(aim_bytes)
         solution = run_planner(
             aimed, planner, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
         found = make_plan(aimed, solution, seed=seed)
-        return dataclasses.replace(found, budget_bytes=problem.budget_bytes)
+        return dataclasses.replace(found, budget_bytes=budget_bytes)
 
-    if not confirm:
-        return search(problem.budget_bytes)
+    def compile_plan(found: Plan) -> Verified:
+        report(0, 1, f"compiling for {target.name}")
+        return verify(fn, *args, device=target, plan=found, donate_argnums=donated)
 
-    def compiled_bytes(found: Plan) -> int:
-        return verify(apply(fn, found), *args, device=target, donate_argnums=donated).device_bytes
+    found = _search_and_confirm(problem, search, compile_plan) if confirm else search(budget_bytes)
+    if plans is not None:
+        plans.store(found)
+        found = plans.improve(found)
+    return found
 
-    return _confirm(search, compiled_bytes, problem.budget_bytes)
+
+def _search_and_confirm(
+    problem: Problem, search: Callable[[int], Plan], compile_plan: Callable[[Plan], Verified]
+) -> Plan:
+    budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
+    if budget_bytes < peak_bytes <= _NEARLY * budget_bytes:
+        verified = compile_plan(empty := search(peak_bytes))
+        if verified.device_bytes <= budget_bytes:
+            return mark_confirmed(empty, verified)
+    return confirm_plan(search, compile_plan, budget_bytes)
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:
@@ -98,29 +128,14 @@ def apply(fn: Callable, plan: Plan) -> Callable:
     Returns:
         A function with the signature and pytrees of `fn`, pure and traceable, for `jax.jit`.
         An empty plan gives `fn` itself.
+
+    Raises:
+        BadArgumentError: when traced, if the plan was made for another step or other shapes.
+        CheckError: when traced, if the rewritten step is not what was planned.
     """
+    from jaxswap._match import check_match
+
     if plan.is_empty:
         return fn
-    return apply_decisions(fn, plan.decisions)
-
-
-def _confirm(
-    search: Callable[[int], Plan], compiled_bytes: Callable[[Plan], int], budget_bytes: int
-) -> Plan:
-    """Plans, compiles and compares; aims lower by what the compiled step has too much."""
-    aim, lowest = budget_bytes, None
-    for _ in range(_ROUNDS):
-        found = search(aim)
-        needed = compiled_bytes(found)
-        if needed <= budget_bytes:
-            return dataclasses.replace(found, is_confirmed=True)
-        lowest = min(needed, lowest or needed)
-        aim -= int((needed - budget_bytes) * _OVERSHOOT)
-    raise BudgetInfeasibleError(
-        f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of "
-        f"{_ROUNDS} plans needs {format_bytes(lowest or 0)}. Raise `budget` to that."
-    )
-
-
-def _parse_host_budget(host_budget: Budget | None, device: Device) -> int | None:
-    return None if host_budget is None else parse_budget(host_budget, device, name="host_budget")
+    inspect = lambda values, step, arrays: check_match(plan, values, step, arrays)
+    return apply_decisions(fn, plan.all_decisions, inspect=inspect)

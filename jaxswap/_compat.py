@@ -228,7 +228,7 @@ def warn_if_unknown_version() -> None:
     if not version.startswith("0.10."):
         warnings.warn(
             f"jaxswap rewrites programs of JAX 0.10, and has not been tried with {version}. "
-            "Check a step with `jaxswap.apply.self_check` before you rely on it.",
+            "Check a step with `jaxswap.self_check` before you rely on it.",
             stacklevel=3,
         )
 
@@ -243,11 +243,25 @@ def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
 # ---- settings --------------------------------------------------------------------------
 
 
+def is_at_top_level() -> bool:
+    """Whether nothing is being traced around this call."""
+    from jax._src import core
+
+    return core.trace_state_clean()
+
+
 def is_jit_disabled() -> bool:
     """Whether `jax.disable_jit` is in force."""
     from jax._src import config
 
     return bool(config.disable_jit.value)
+
+
+def is_remat3() -> bool:
+    """Whether `jax_remat3`, JAX's next `jax.checkpoint`, is switched on. Known for jax 0.10.2."""
+    from jax._src import config
+
+    return bool(config.remat3.value) if hasattr(config, "remat3") else False
 
 
 def default_to_cpu() -> None:

@@ -6,25 +6,29 @@ and a call that `jit` knows already costs what a call of `jit` costs.
 """
 
 import functools
-import inspect
 import logging
-import time
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jaxswap import _api, _compat
-from jaxswap._errors import BadArgumentError
-from jaxswap._units import format_bytes, format_seconds
+from jaxswap._arguments import Call, describe_call, explain_bad_argument, trace_call
+from jaxswap._errors import BadArgumentError, BudgetInfeasibleError, OutOfMemoryError
+from jaxswap._planning import make_report, plan_call
+from jaxswap._self_check import check_first_run
+from jaxswap._shortfall import find_shortfall, is_out_of_memory
+from jaxswap._units import format_bytes
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
 from jaxswap.plan.budget import Budget
 from jaxswap.plan.plan import Plan
 
 _log = logging.getLogger("jaxswap")
-# What is left of the device when no budget is given: fragmentation and library workspaces.
-_DEFAULT_SHARE = 0.95
+_jit = jax.jit
 
 
 def swap_offload(
@@ -37,14 +41,19 @@ def swap_offload(
     seed: int = 0,
     plan: Plan | None = None,
     confirm: bool = True,
+    cache: bool = True,
+    self_check: bool = False,
     progress: Progress | None = None,
     **jit_kwargs: Any,
 ) -> Any:
     """Jits a training step so that it fits its budget, as fast as it can.
 
     Args:
-        fn: the step: any JAX function with a gradient in it.
-        budget: device bytes of the whole step; 95 % of the device by default.
+        fn: the step: any JAX function with a gradient in it. Without one it is jitted as it
+            is, with a warning.
+        budget: device bytes of the whole step. By default what JAX may use of the device
+            (`memory_stats()["bytes_limit"]`, which honours the preallocation fraction) less a
+            reserve of 5 %.
         device: the device to plan for; the attached GPU by default. On a CPU, and with no
             device given, the step is jitted as it is, and the log says so.
         planner: as in `jaxswap.plan`.
@@ -52,8 +61,16 @@ def swap_offload(
         seed: of everything random.
         plan: a plan made before, for this step: nothing is planned.
         confirm: compile the planned step and plan again until its bytes are within the budget.
+        cache: look for plans on disk first, and keep them there, as in `jaxswap.plan`.
+        self_check: on the first call with new shapes, run the step as written and as planned,
+            on copies of the arguments, and raise `CheckError` if the results differ.
         progress: called as `progress(done, total, label)`.
         **jit_kwargs: for `jax.jit`, such as `donate_argnums` and `static_argnums`.
+
+    Returns:
+        A callable like `jax.jit(fn)`, with `lower`, `trace`, `eval_shape`, `plan_for` and
+        `report`. Where the device runs out of memory all the same, it plans once more with what
+        was missing, and then raises `OutOfMemoryError`, which has the plan and the report.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -64,145 +81,250 @@ def swap_offload(
         (2, 2)
     """
     settings = {
-        "planner": planner, "host_budget": host_budget, "seed": seed,
-        "confirm": confirm, "progress": progress,
+        "budget": budget, "device": device, "planner": planner, "host_budget": host_budget,
+        "seed": seed, "plan": plan, "confirm": confirm, "cache": cache,
+        "self_check": self_check, "progress": progress,
     }  # fmt: skip
-    make = functools.partial(
-        SwappedStep, budget=budget, device=device, plan=plan, settings=settings,
-        jit_kwargs=jit_kwargs,
-    )  # fmt: skip
+    make = functools.partial(SwappedStep, settings=settings, jit_kwargs=jit_kwargs)
     return make if fn is None else make(fn)
+
+
+class _NeedsOptions(Exception):
+    """A plan, made while `jit` traces, asks for compiler options, which `jit` takes only before."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+
+
+def _is_on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 class SwappedStep:
     """A jitted step that follows a plan; see `swap_offload`."""
 
-    def __init__(
-        self,
-        fn: Callable,
-        *,
-        budget: Budget | None,
-        device: Device | str | None,
-        plan: Plan | None,
-        settings: dict[str, Any],
-        jit_kwargs: dict[str, Any],
-    ):
+    def __init__(self, fn: Callable, *, settings: dict[str, Any], jit_kwargs: dict[str, Any]):
         if not callable(fn):
             raise BadArgumentError(
                 f"`swap_offload({fn!r})`: it takes a function. Its settings go by keyword, as in "
                 '`@swap_offload(budget="10GiB")`.'
             )
         functools.update_wrapper(self, fn)
-        self._fn, self._budget, self._plan = fn, budget, plan
+        self._fn, self._settings, self._jit_kwargs = fn, settings, jit_kwargs
+        device = settings["device"]
         self._device = None if device is None else find_device(device)
-        self._settings, self._jit_kwargs = settings, jit_kwargs
         self._plans: dict[Any, Plan | None] = {}
+        self._budgets: dict[Any, int] = {}  # lowered, after running out of memory
+        self._checked: set[Any] = set()
+        self._options: dict[str, Any] = {}  # of the first plan that asks for any
+        self._start()
 
-        @functools.wraps(fn)  # `jit` finds the names of static arguments in the signature
+    def _start(self) -> None:
+        """Forgets what is compiled, not what is planned."""
+
+        @functools.wraps(self._fn)  # `jit` finds the names of static arguments in the signature
         def planned(*args: Any, **kwargs: Any) -> Any:
             return self._planned_call(args, kwargs)
 
-        self._jitted = jax.jit(planned, **jit_kwargs)
-        self.lower, self.trace = self._jitted.lower, self._jitted.trace
+        self._jitted = self._nested = _jit(planned, **self._jit_kwargs)
+        self._run = self._jitted
+        if self._options:
+            options = self._options | dict(self._jit_kwargs.get("compiler_options") or {})
+            self._jitted = _jit(planned, **(self._jit_kwargs | {"compiler_options": options}))
+            self._run = self._run_at_its_level
+        if self._settings["self_check"]:
+            self._run = self._run_checked
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step, planned on the first call with these shapes."""
-        return self._jitted(*args, **kwargs)
+        try:
+            return self._run(*args, **kwargs)
+        except _NeedsOptions as need:
+            return self._restart(need.plan, "__call__", args, kwargs)
+        except TypeError as error:
+            self._explain(error, args, kwargs)
+            raise
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return self._run_with_less(error, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Binds like a function: a method's `self` is the first argument of the step."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<swap_offload of {self._fn!r}>"
+
+    def __reduce__(self) -> Any:
+        # A decorated function is found by its name, as functions are.
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return _rebuild, (self._fn, self._settings, self._jit_kwargs)
+
+    def _run_at_its_level(self, *args: Any, **kwargs: Any) -> Any:
+        # The options of an outer `jit` hold for all of it, and are its caller's to give.
+        return (self._jitted if _compat.is_at_top_level() else self._nested)(*args, **kwargs)
+
+    # ---- as `jit` has them ----
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `jax.jit`."""
+        return self._stage("lower", args, kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `jax.jit`."""
+        return self._stage("trace", args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `jax.jit`."""
+        return self._stage("eval_shape", args, kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets all that is compiled and planned."""
+        self._plans.clear()
+        self._budgets.clear()
+        self._checked.clear()
+        self._start()
+
+    def _stage(self, name: str, args: tuple, kwargs: dict) -> Any:
+        try:
+            return getattr(self._jitted, name)(*args, **kwargs)
+        except _NeedsOptions as need:
+            return self._restart(need.plan, name, args, kwargs)
+        except TypeError as error:
+            self._explain(error, args, kwargs)
+            raise
+
+    def _restart(self, plan: Plan, name: str, args: tuple, kwargs: dict) -> Any:
+        """Jits again with the compiler options that let the plan's copies overlap compute."""
+        self._options = plan.compiler_options()
+        self._start()
+        return self(*args, **kwargs) if name == "__call__" else self._stage(name, args, kwargs)
+
+    def _explain(self, error: TypeError, args: tuple, kwargs: dict) -> None:
+        better = explain_bad_argument(self._fn, args, kwargs, self._jit_kwargs)
+        if better is not None:
+            raise better from error
+
+    # ---- plans ----
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Plan | None:
         """The plan for these arguments, made now if need be; None where nothing is planned."""
-        self._jitted.trace(*args, **kwargs)
-        return self._plans.get(_signature(args, kwargs))
+        self._stage("trace", args, kwargs)
+        return self._plans.get(self._describe(args, kwargs).key)
+
+    def report(self, *args: Any, **kwargs: Any) -> Any:
+        """The `Report` of the plan for these arguments, arrays or shapes; nothing is run.
+
+        The compiler's word is in it where `confirm` is on and the compiler is installed.
+        """
+        plan = self.plan_for(*args, **kwargs)
+        if plan is None:
+            raise BadArgumentError(
+                f"`report` of `{self._name}`: nothing is planned, the step is jitted as it is. "
+                'Plan for a GPU by name, as in `swap_offload(device="rtx4090")`.'
+            )
+        call, is_compiled = self._describe(args, kwargs), self._settings["confirm"]
+        return make_report(self._fn, call, plan, self._device, is_compiled=is_compiled)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._fn, "__name__", "step")
+
+    def _describe(self, args: tuple, kwargs: dict) -> Call:
+        return trace_call(self._fn, args, kwargs, self._jit_kwargs)
 
     def _planned_call(self, args: tuple, kwargs: dict) -> Any:
         """The step as `jit` traces it."""
         if _compat.is_jit_disabled():
             return self._fn(*args, **kwargs)
-        key = _signature(args, kwargs)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(args, kwargs)
-        plan = self._plans[key]
+        call = describe_call(self._fn, args, kwargs, self._jit_kwargs)
+        if call.key not in self._plans:
+            self._plans[call.key] = self._settings["plan"] or plan_call(
+                self._fn, call, self._settings, self._device, self._budgets.get(call.key)
+            )
+        plan = self._plans[call.key]
+        if plan is not None and _is_on_gpu() and not self._options and plan.compiler_options():
+            raise _NeedsOptions(plan)
         step = self._fn if plan is None else _api.apply(self._fn, plan)
         return step(*args, **kwargs)
 
-    def _make_plan(self, args: tuple, kwargs: dict) -> Plan | None:
-        if self._plan is not None:
-            return self._plan
-        name = getattr(self._fn, "__name__", "step")
-        if self._device is None and jax.default_backend() != "gpu":
-            _log.warning(
-                "%s runs as it is: memory kinds do nothing on the %s backend. To plan for a GPU, "
-                'pass its name, such as `device="rtx4090"`.', name, jax.default_backend(),
-            )  # fmt: skip
-            return None
-        start = time.perf_counter()
-        device = self._device or Device.detect()
-        shapes, rebuild = _split_arguments(args, kwargs)
-        plan = _api.plan(
-            lambda *leaves: _call(self._fn, rebuild(leaves)),
-            *shapes,
-            budget=_DEFAULT_SHARE if self._budget is None else self._budget,
-            device=device,
-            donate_argnums=self._donated_leaves(args, kwargs),
-            **self._settings,
-        )
-        spent = format_seconds(time.perf_counter() - start)
-        _log.info("%s on %s: %s (planned in %s)", name, device.name, _summary(plan), spent)
-        return plan
+    # ---- out of memory ----
 
-    def _donated_leaves(self, args: tuple, kwargs: dict) -> tuple[int, ...]:
-        """Which of the flattened arguments `jit` may overwrite."""
-        numbers = self._jit_kwargs.get("donate_argnums") or ()
-        names = self._jit_kwargs.get("donate_argnames") or ()
-        numbers = {numbers} if isinstance(numbers, int) else set(numbers)
-        names = {names} if isinstance(names, str) else set(names)
-        bound = inspect.signature(self._fn).bind(*args, **kwargs).arguments
-        numbers |= {k for k, name in enumerate(bound) if name in names}
-        flags = [
-            *(k in numbers for k, each in enumerate(args) for x in jax.tree.leaves(each)),
-            *(k in names for k, each in sorted(kwargs.items()) for x in jax.tree.leaves(each)),
-        ]
+    def _run_with_less(self, error: Exception, args: tuple, kwargs: dict) -> Any:
+        """Plans once more, with the memory that was missing, and runs again."""
+        call = self._describe(args, kwargs)
+        plan = self._plans.get(call.key)
+        if plan is None:
+            raise error
+        reason = self._why_not_again(call.key, args, kwargs)
+        if reason:
+            raise self._fail(plan, call, reason) from error
+        shortfall = find_shortfall(error, plan.budget_bytes)
+        budget_bytes = max(plan.budget_bytes - shortfall, 1)
+        _log.warning(
+            "%s ran out of memory: planning again for %s, %s less",
+            self._name, format_bytes(budget_bytes), format_bytes(shortfall),
+        )  # fmt: skip
+        self._budgets[call.key] = budget_bytes
+        del self._plans[call.key]
+        self._start()
+        try:
+            return self._run(*args, **kwargs)
+        except BudgetInfeasibleError as below:
+            less = f"no plan needs {format_bytes(shortfall)} less"
+            raise self._fail(plan, call, less) from below
+        except jax.errors.JaxRuntimeError as again:
+            if not is_out_of_memory(again):
+                raise
+            plan = self._plans.get(call.key) or plan
+            less = f"a second plan, for {format_bytes(shortfall)} less, ran out of memory too"
+            raise self._fail(plan, call, less) from again
+
+    def _why_not_again(self, key: Any, args: tuple, kwargs: dict) -> str:
+        if self._settings["plan"] is not None:
+            return "its plan was given, and is not replaced"
+        if key in self._budgets:
+            return "it was planned again before"
         leaves = jax.tree.leaves((args, kwargs))
-        arrays = [flag for flag, x in zip(flags, leaves, strict=True) if _is_array(x)]
-        return tuple(k for k, flag in enumerate(arrays) if flag)
+        if any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves):
+            return "its donated arguments are gone, so that it cannot run again"
+        return ""
+
+    def _fail(self, plan: Plan, call: Call, reason: str) -> OutOfMemoryError:
+        try:
+            report = make_report(self._fn, call, plan, self._device, is_compiled=False)
+        except Exception as error:  # the shortage is what has to be said
+            report = None
+            _log.info("no report: %s", error)
+        return OutOfMemoryError(
+            f"`{self._name}` ran out of memory on the device with a plan for "
+            f"{format_bytes(plan.budget_bytes)}, and {reason}. Set a lower `budget`, take a "
+            "smaller batch, or free what else is on the device. The error has the `plan` and "
+            "its `report`.",
+            plan=plan,
+            report=report,
+        )
+
+    # ---- self check ----
+
+    def _run_checked(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = jax.tree.leaves((args, kwargs))
+        if not _compat.is_jit_disabled() and not any(isinstance(x, Tracer) for x in leaves):
+            self._jitted.trace(*args, **kwargs)
+            key = self._describe(args, kwargs).key
+            plan = self._plans.get(key)
+            if plan is not None and not plan.is_empty and key not in self._checked:
+                call = (args, kwargs)
+                check_first_run(self._fn, self._jitted, plan, call, self._jit_kwargs)
+            self._checked.add(key)
+        return self._jitted(*args, **kwargs)
 
 
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")
-
-
-def _split_arguments(args: tuple, kwargs: dict) -> tuple[list, Callable]:
-    """The shapes of the arrays among the arguments, and how to put all together again."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves if _is_array(x)]
-
-    def rebuild(arrays: Any) -> tuple[tuple, dict]:
-        rest = iter(arrays)
-        return jax.tree.unflatten(tree, [next(rest) if _is_array(x) else x for x in leaves])
-
-    return shapes, rebuild
-
-
-def _call(fn: Callable, arguments: tuple[tuple, dict]) -> Any:
-    args, kwargs = arguments
-    return fn(*args, **kwargs)
-
-
-def _signature(args: tuple, kwargs: dict) -> Any:
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    kinds = tuple((x.shape, str(x.dtype)) if _is_array(x) else x for x in leaves)
-    return tree, kinds
-
-
-def _summary(plan: Plan) -> str:
-    """One line: what it needs now, what it costs."""
-    if plan.is_empty:
-        return f"fits as it is, {format_bytes(plan.forecast.peak_bytes)} (forecast)"
-    before, after = plan.forecast.baseline, plan.forecast
-    said = f"{format_bytes(after.peak_bytes)}, {format_seconds(after.step_s)} (forecast)"
-    if before is not None:
-        said += f" instead of {format_bytes(before.peak_bytes)}, {format_seconds(before.step_s)}"
-    confirmed = "confirmed by the compiler" if plan.is_confirmed else "not confirmed"
-    return f"{said}; {len(plan.names('offload'))} values offloaded, " + (
-        f"{len(plan.names('recompute'))} recomputed; {confirmed}"
-    )
+def _rebuild(fn: Callable, settings: dict[str, Any], jit_kwargs: dict[str, Any]) -> SwappedStep:
+    return SwappedStep(fn, settings=settings, jit_kwargs=jit_kwargs)

@@ -25,7 +25,28 @@ class CompileError(JaxswapError, RuntimeError):
 
 
 class BudgetInfeasibleError(JaxswapError):
-    """No plan fits the budget. The message names the floor and the op that sets it."""
+    """No plan fits the budget. The message names the floor and the op that sets it.
+
+    Attributes:
+        floor_bytes: the lowest peak that was found, or None if it is not known.
+    """
+
+    def __init__(self, message: str, *, floor_bytes: int | None = None):
+        super().__init__(message)
+        self.floor_bytes = floor_bytes
+
+
+class OutOfMemoryError(JaxswapError, MemoryError):
+    """A planned step ran out of device memory all the same.
+
+    Attributes:
+        plan: the plan that was followed last.
+        report: the report of that plan, or None where there is none.
+    """
+
+    def __init__(self, message: str, *, plan: object = None, report: object = None):
+        super().__init__(message)
+        self.plan, self.report = plan, report
 
 
 class TargetError(JaxswapError):

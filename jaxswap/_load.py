@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import pathlib
 import sys
+import traceback
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,8 @@ def _import_module(name: str) -> Any:
     sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        reason = _one_line(error)
         raise TargetError(f"Module {name!r} does not import: {reason}") from error
     finally:
         sys.path.remove("")
@@ -86,8 +87,8 @@ def _import_file(path: str) -> Any:
     sys.modules[file.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        reason = _one_line(error)
         raise TargetError(f"{path!r} does not import: {reason}") from error
     finally:
         sys.path.remove(str(file.parent.resolve()))
@@ -104,7 +105,19 @@ def _call(spec: str, function: Callable, settings: Mapping[str, Any]) -> Any:
             f"{spec}{signature} cannot be called with {given}: {error}. Give its keywords "
             "with `--set KEY=VALUE`."
         ) from error
-    return function(**settings)
+    try:
+        return function(**settings)
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise TargetError(
+            f"{spec} raised {_one_line(error)} (in {pathlib.Path(frame.filename).name}:"
+            f"{frame.lineno})"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _as_target(spec: str, answer: Any) -> Target:

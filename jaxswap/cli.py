@@ -1,24 +1,19 @@
-"""The command line: `jaxswap devices | verify | calibrate`.
+"""The command line: `jaxswap plan | verify | devices | calibrate | demo`.
 
 Output for people goes to the terminal, `--json` to standard output for programs. Exit codes:
-0 done, 1 the step does not fit its device, 2 the request was wrong, 130 interrupted.
+0 done, 1 the step does not fit, 2 the request was wrong, 130 interrupted.
 """
 
 import argparse
 import json
-import pathlib
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from jaxswap._errors import JaxswapError
+from jaxswap._errors import BudgetInfeasibleError, JaxswapError
+from jaxswap._plan_commands import add_demo, add_plan
+from jaxswap._terminal import add_command, add_target, progress_bar, start_on_cpu_without_gpu
 from jaxswap._units import format_bytes, format_seconds
-
-_TARGET_HELP = (
-    "the step, as MODULE:FUNCTION or path/file.py:FUNCTION; the function returns "
-    "(step, args) or (step, args, donate_argnums)"
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except JaxswapError as error:
         print(f"jaxswap: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, BudgetInfeasibleError) else 2
     except OSError as error:
         print(f"jaxswap: cannot write or read {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
@@ -43,22 +38,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Fit a JAX training step on its GPU, and prove it with the GPU's compiler.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_devices(commands)
+    add_plan(commands)
     _add_verify(commands)
+    _add_devices(commands)
     _add_calibrate(commands)
+    add_demo(commands)
     return parser
-
-
-def _add_command(commands: Any, name: str, run: Callable, help_: str, example: str) -> Any:
-    command = commands.add_parser(
-        name,
-        help=help_,
-        description=help_[0].upper() + help_[1:] + ".",
-        epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(run=run)
-    return command
 
 
 # ---- devices ---------------------------------------------------------------------------
@@ -71,7 +56,7 @@ _DEVICES_EXAMPLE = """\
 
 def _add_devices(commands: Any) -> None:
     text = "list the known GPUs, or show one with the source of every figure"
-    command = _add_command(commands, "devices", _run_devices, text, _DEVICES_EXAMPLE)
+    command = add_command(commands, "devices", _run_devices, text, _DEVICES_EXAMPLE)
     command.add_argument("name", nargs="?", help="show this one in full")
     command.add_argument("--json", action="store_true", help="print JSON; one, as a device file")
 
@@ -140,25 +125,32 @@ _VERIFY_EXAMPLE = """\
 
 def _add_verify(commands: Any) -> None:
     text = "compile a step for a GPU, attached or not: its bytes, its peak, its replayed time"
-    command = _add_command(commands, "verify", _run_verify, text, _VERIFY_EXAMPLE)
-    command.add_argument("target", help=_TARGET_HELP)
+    command = add_command(commands, "verify", _run_verify, text, _VERIFY_EXAMPLE)
+    add_target(command)
     command.add_argument("--device", help="a name from `jaxswap devices`, or a JSON file")
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                         help="a keyword of the target function; may be repeated")  # fmt: skip
+    command.add_argument("--plan", metavar="FILE",
+                         help="a plan from `jaxswap plan --save`, to be followed")  # fmt: skip
     command.add_argument("--hlo", metavar="FILE", help="write the scheduled module to FILE")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run_verify(arguments: argparse.Namespace) -> int:
-    _start_on_cpu_without_gpu()
+    from jaxswap.plan.plan import Plan
+    from jaxswap.report.files import check_writable, write_whole
+
+    if arguments.hlo:
+        check_writable(arguments.hlo)
+    plan = Plan.load(arguments.plan) if arguments.plan else None
+    start_on_cpu_without_gpu()
+    from jaxswap._api import apply
     from jaxswap._load import load_target, parse_settings
     from jaxswap.verify.verify import verify
 
-    with _spinner(f"tracing {arguments.target}", is_quiet=arguments.json) as say:
+    with progress_bar(f"tracing {arguments.target}", is_quiet=arguments.json) as show:
         target = load_target(arguments.target, parse_settings(arguments.set))
-        say(f"compiling {arguments.target} for {arguments.device or 'the attached GPU'}")
+        show(0, 0, f"compiling {arguments.target} for {arguments.device or 'the attached GPU'}")
         found = verify(
-            target.step, *target.args,
+            apply(target.step, plan) if plan else target.step, *target.args,
             device=arguments.device, donate_argnums=target.donate_argnums,
         )  # fmt: skip
     if arguments.hlo:
@@ -186,24 +178,20 @@ _CALIBRATE_EXAMPLE = """\
 
 def _add_calibrate(commands: Any) -> None:
     text = "measure the device that JAX runs on and write it as a device file"
-    command = _add_command(commands, "calibrate", _run_calibrate, text, _CALIBRATE_EXAMPLE)
+    command = add_command(commands, "calibrate", _run_calibrate, text, _CALIBRATE_EXAMPLE)
     command.add_argument("--out", metavar="FILE", help="write the device to FILE (JSON)")
     command.add_argument("--quick", action="store_true", help="seconds, and rougher figures")
 
 
 def _run_calibrate(arguments: argparse.Namespace) -> int:
-    _start_on_cpu_without_gpu()
-    from rich.console import Console
-    from rich.progress import Progress
+    from jaxswap.report.files import check_writable
 
+    if arguments.out:
+        check_writable(arguments.out)
+    start_on_cpu_without_gpu()
     from jaxswap.model.device import Device
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring", total=None)
-
-        def show(done: int, total: int, label: str) -> None:
-            bar.update(task, completed=done, total=total, description=label)
-
+    with progress_bar("measuring") as show:
         device = Device.calibrate(progress=show, quick=arguments.quick)
     _print_device(device)
     print(f"launch overhead {format_seconds(device.launch_overhead_s)} (measured)")
@@ -211,54 +199,3 @@ def _run_calibrate(arguments: argparse.Namespace) -> int:
         device.save(arguments.out)
         print(f"wrote {arguments.out}")
     return 0
-
-
-# ---- shared ----------------------------------------------------------------------------
-
-
-def _start_on_cpu_without_gpu() -> None:
-    """With the CUDA plugin and no GPU, JAX logs a traceback unless it is told to use the CPU."""
-    from jaxswap import _compat
-
-    has_gpu = pathlib.Path("/dev/nvidiactl").exists() or pathlib.Path("/dev/dxg").exists()
-    if not has_gpu:
-        _compat.default_to_cpu()
-
-
-class _spinner:  # noqa: N801 - used as a function
-    """A line on standard error that says what is being done; silent where nobody looks."""
-
-    def __init__(self, text: str, *, is_quiet: bool):
-        from rich.console import Console
-
-        console = Console(stderr=True, quiet=is_quiet)
-        self._status = console.status(text) if console.is_terminal else None
-        self._console, self._text = console, text
-
-    def __enter__(self) -> Callable[[str], None]:
-        if self._status:
-            self._status.start()
-        return self._say
-
-    def _say(self, text: str) -> None:
-        if self._status:
-            self._status.update(text)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._status:
-            self._status.stop()
-
-
-def write_whole(path: str, text: str) -> None:
-    """Writes a file in one move: it is there whole, or as it was."""
-    target = pathlib.Path(path)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as file:
-        temporary = pathlib.Path(file.name)
-        try:
-            file.write(text)
-        except BaseException:
-            temporary.unlink()
-            raise
-    temporary.replace(target)

@@ -1,9 +1,12 @@
 """Settings of all tests: JAX starts on the CPU, and GPU tests are skipped without a GPU."""
 
 import os
+import tempfile
 
 # Before JAX starts: with the CUDA plugin and no GPU it would log a traceback.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests plan afresh, and leave the user's plans alone.
+os.environ["JAXSWAP_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxswap-test-plans-")
 
 import hypothesis
 import jax

@@ -216,7 +216,8 @@ def programs(draw, max_candidates=6, with_loops=True):
         names.append(f"a{i}")
     if loop_at < count:
         draft.loops.append(Loop(first_op=loop_at, last_op=count - 1, trips=trips))
-    draft.op("turn", 1.0, "forward", [], [("t", 1)], draw(hps.booleans()))
+    implicit = ("u", draw(hps.integers(0, 5)), {"is_implicit": True})
+    draft.op("turn", 1.0, "forward", [], [("t", 1), implicit], draw(hps.booleans()))
     start = len(draft.ops)
     for i in reversed(range(count)):
         in_loop = {"loop": 1, "trips": trips} if i >= loop_at else {}
@@ -232,12 +233,16 @@ def programs(draw, max_candidates=6, with_loops=True):
         if i == loop_at:
             last = len(draft.ops) - 1
             draft.loops.append(Loop(first_op=start, last_op=last, trips=trips))
+    draft.op("after", 1.0, "backward", ["u"])
     for i in range(count):
         parents = draw(hps.lists(hps.sampled_from(names[:i]), max_size=2, unique=True)) if i else []
+        # Two candidates that repeat the same op share it.
+        again_ops = draw(hps.one_of(hps.just(()), hps.tuples(hps.integers(0, 1))))
         draft.candidate(
             f"a{i}",
             again=draw(hps.one_of(hps.none(), seconds)),
             parents=parents,
+            recompute_ops=again_ops,
             recompute_bytes=draw(hps.integers(0, 5)),
             can_offload=draw(hps.integers(0, 5)) > 0,
             repeat=draw(hps.integers(0, 2)),

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxswap import _compat
 from jaxswap.apply import (
@@ -17,7 +18,7 @@ from jaxswap.apply import (
     rewrite_step,
     self_check,
 )
-from jaxswap.apply.check import count_offloads
+from jaxswap.apply.check import compare_results, count_offloads
 
 W = jax.random.normal(jax.random.key(0), (4, 4))
 OFFLOAD = Decision(action="offload")
@@ -40,9 +41,46 @@ def test_offloads_are_counted_in_the_program():
 
 def test_values_that_cannot_leave_in_time_are_reported():
     reasons = set(REWRITTEN.demoted.values())
-    assert reasons <= {"kept: it is wanted again before it would have left"}
+    assert reasons <= {
+        "kept: it is wanted again before it would have left",
+        "not offloaded: nothing of the backward pass reads it",
+    }
     decided = {n for n, d in DECISIONS.items() if d.action == "offload"}
-    assert set(REWRITTEN.offloaded) | set(REWRITTEN.demoted) <= decided
+    assert set(REWRITTEN.offloaded) | set(REWRITTEN.demoted) == decided
+
+
+def test_an_offload_that_nothing_reads_is_reported():
+    def loss(w):
+        total = jnp.sum(jnp.sin(w @ w) @ w)
+        return total + jnp.sum(w + 1.0)  # a sum's gradient needs no summand
+
+    grad = jax.grad(loss)
+    unread = next(v for v in reversed(name_values(grad, W)) if v.primitive == "add" and v.shape)
+    rewritten = rewrite_step(grad, {unread.name: OFFLOAD}, (W,), min_heavy_bytes=0)
+    assert rewritten.offloaded == ()
+    assert rewritten.demoted[unread.name].endswith("nothing of the backward pass reads it")
+
+
+def test_offloads_of_the_step_as_written_are_not_taken_for_ours():
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["own"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def loss(w):
+        inner = jax.checkpoint(
+            lambda w: jnp.sin(checkpoint_name(jnp.sin(w @ w), "own") @ w), policy=policy
+        )
+        return jnp.sum(jnp.sin(inner(w) @ w) @ w)
+
+    grad = jax.grad(loss)
+    assert count_offloads(jax.make_jaxpr(grad)(W)) == 1
+    dots = [v.name for v in name_values(grad, W) if v.primitive == "dot_general"]
+    rewritten = rewrite_step(grad, dict.fromkeys(dots, OFFLOAD), (W,), min_heavy_bytes=0)
+    assert rewritten.offloaded
+    self_check(grad, apply_decisions(grad, dict.fromkeys(dots, OFFLOAD), min_heavy_bytes=0), W)
 
 
 def test_arguments_are_not_offloaded():
@@ -92,8 +130,17 @@ def test_a_program_that_lost_its_offloads_is_found(change, message):
 
 def test_results_of_another_type_are_found():
     other = jax.make_jaxpr(lambda w: (step(w), w))(W)
-    with pytest.raises(CheckError, match="but as applied"):
+    with pytest.raises(CheckError, match=r"The step returns .* but as applied"):
         check_applied(REWRITTEN, DECISIONS, other)
+    other = jax.make_jaxpr(lambda w, x: step(w))(W, W)
+    with pytest.raises(CheckError, match=r"The step takes .* but as applied"):
+        check_applied(REWRITTEN, DECISIONS, other)
+
+
+def test_an_offload_that_went_missing_without_a_reason_is_found():
+    decisions = DECISIONS | {"0/in0": OFFLOAD}
+    with pytest.raises(CheckError, match=r"\['0/in0'\] were to be offloaded.*no reason"):
+        check_applied(REWRITTEN, decisions, ORIGINAL)
 
 
 def test_decisions_that_were_not_followed_are_found():
@@ -105,10 +152,25 @@ def test_decisions_that_were_not_followed_are_found():
 def test_the_self_check_compares_numbers():
     applied = apply_decisions(step, DECISIONS, default="keep", min_heavy_bytes=0)
     assert self_check(step, applied, W, exact=True).is_identical
-    with pytest.raises(CheckError, match=r"off by .* where 1.0e-06 was allowed"):
+    with pytest.raises(CheckError, match=r"off by .* in `result` .* where 1.0e-06 was allowed"):
         self_check(step, lambda w: 1.001 * applied(w), W)
     with pytest.raises(CheckError, match="every bit was to be the same"):
         self_check(step, lambda w: applied(w) * (1 + 1e-7), W, exact=True)
+
+
+def test_results_are_compared_relative_to_their_largest_number():
+    expected = {"a": jnp.array([1e-9, 100.0]), "b": jnp.array([1.0, jnp.nan, jnp.inf])}
+    found = {"a": jnp.array([0.0, 100.0]), "b": jnp.array([1.0, jnp.nan, jnp.inf])}
+    result = compare_results(expected, found, rtol=1e-10)
+    assert not result.is_identical
+    assert result.worst_result == "['a']"
+    assert result.max_relative_error == pytest.approx(1e-11)
+    assert compare_results((), (), rtol=0.0).is_identical
+    turned = {"a": jnp.array([1j, 2.0])}, {"a": jnp.array([-1j, 2.0])}
+    with pytest.raises(CheckError, match=r"off by 1\.0e\+00 in `result\['a'\]`"):
+        compare_results(*turned, rtol=1e-3)
+    with pytest.raises(CheckError, match="off by nan"):
+        compare_results(jnp.ones(2), jnp.array([1.0, jnp.nan]), rtol=1e-3)
 
 
 def test_a_jax_that_was_never_tried_is_said_so(monkeypatch):

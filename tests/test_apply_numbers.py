@@ -1,12 +1,23 @@
-"""Numbers: an applied step computes what the original computes, in every style of step."""
+"""Numbers: an applied step computes what the original computes, in every style of step.
 
+What "the same" means. XLA:CPU rounds one program in several ways, depending on what it fuses
+and simplifies, and an applied step stands between other neighbours. So equal bits are asked for
+where XLA has no such freedom: op by op (`op_by_op.py`), and jitted without its algebraic
+simplifier, which rewrites matmuls by what reads them. Where it is free, errors are relative to
+the largest number of an array: an element that is zero in exact arithmetic is all rounding.
+"""
+
+import functools
 import random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from apply_steps import MODELS, STYLES, chain
+from op_by_op import run_op_by_op
 
+from benchmarks.models import build
 from jaxswap.apply import Decision, apply_decisions, name_values, rewrite_step
 
 ALL = MODELS | STYLES
@@ -14,6 +25,8 @@ ALL = MODELS | STYLES
 COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Without fusion, each op rounds by itself, whatever stands next to it.
 WITHOUT_FUSION = COMPILE_FAST | {"xla_disable_hlo_passes": "fusion"}
+# Fused or not, the same matmuls are the same.
+WITHOUT_ALGEBRA = COMPILE_FAST | {"xla_disable_hlo_passes": "algsimp"}
 NUM_PLANS = 3
 # XLA writes a mapped matrix-vector product in one of two ways, depending on its neighbours.
 INEXACT = ("equinox",)
@@ -104,3 +117,88 @@ def test_nothing_decided_is_nothing_changed(name):
     leaves, tree = jax.tree.flatten(args)
     flat = lambda *xs: jax.tree.leaves(step(*jax.tree.unflatten(tree, xs)))
     assert str(rewritten.closed.jaxpr) == str(jax.make_jaxpr(flat)(*leaves).jaxpr)
+
+
+# ---- the models that memory is measured on ----
+
+_TRANSFORMER = {"layers": 2, "d_model": 24, "heads": 2, "seq": 12, "vocab": 40, "batch": 3}
+_IMAGES = {"image": 21, "classes": 7, "batch": 3}
+ZOO = {
+    "gpt": ("gpt2-small", _TRANSFORMER),
+    "scanned gpt": ("gpt2-small", {**_TRANSFORMER, "scan": True}),
+    "resnet": ("resnet50", {**_IMAGES, "stages": (1, 1), "width": 4}),
+    "vgg": ("vgg16", {**_IMAGES, "stages": (1, 2), "width": 4, "d_head": 8}),
+    "lstm": ("lstm", {"layers": 1, "d_model": 8, "seq": 12, "vocab": 40, "batch": 3}),
+    "unet": ("unet", {"depth": 1, "width": 4, "image": 24, "batch": 2}),
+    "moe": ("moe", {**_TRANSFORMER, "layers": 1, "experts": 4}),
+    "vit": (
+        "vit-b16",
+        {**_IMAGES, "layers": 1, "d_model": 24, "heads": 2, "patch": 4, "image": 12},
+    ),
+}
+NUM_ZOO_PLANS = 10
+
+
+@functools.cache
+def load(name):
+    """A model's step, arguments made without compiling anything, and the names of its values."""
+    workload, settings = ZOO[name]
+    step, shapes = (built := build(workload, dtype="f32", **settings)).step, built.args
+    rng = np.random.default_rng(0)
+
+    def draw(path, shape):
+        if jnp.issubdtype(shape.dtype, jnp.integer):
+            return jnp.asarray(rng.integers(0, 2, shape.shape), shape.dtype)
+        if "batch_stats" in jax.tree_util.keystr(path):
+            return jnp.asarray(rng.uniform(0.5, 1.5, shape.shape), shape.dtype)
+        return jnp.asarray(0.2 * rng.standard_normal(shape.shape), shape.dtype)
+
+    variables, optimizer_state, *batch = shapes
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), optimizer_state)
+    variables, batch = jax.tree.map_with_path(draw, (variables, batch))
+    args = (variables, zeros, *batch)
+    return step, args, name_values(step, *args)
+
+
+def train_op_by_op(closed, args, times):
+    flat, num_state = jax.tree.leaves(args), len(jax.tree.leaves(args[:2]))
+    for _ in range(times):
+        out = run_op_by_op(closed, *flat)
+        flat = [*out[:num_state], *flat[num_state:]]
+    return out
+
+
+def train(step, args, times):
+    for _ in range(times):
+        out = step(*args)
+        args = (*out[:2], *args[2:])
+    return out
+
+
+def assert_same_bits(expected, found):
+    pairs = list(zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True))
+    assert all(np.isfinite(a).all() for a, _ in pairs)
+    for a, b in pairs:
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_ten_random_plans_per_model_give_the_same_bits_op_by_op(name):
+    step, args, values = load(name)
+    expected = train_op_by_op(jax.make_jaxpr(step)(*args), args, 3)
+    start = jax.tree.leaves(args)
+    assert not all((a == b).all() for a, b in zip(start, expected, strict=False))
+    for seed in range(NUM_ZOO_PLANS):
+        default = ("recompute", "keep", "offload")[seed % 3]
+        decisions = draw_decisions(values, seed)
+        rewritten = rewrite_step(step, decisions, args, default=default, min_heavy_bytes=0)
+        assert_same_bits(expected, train_op_by_op(rewritten.closed, args, 3))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_offload_only_plans_change_no_bit_of_a_jitted_model(name):
+    step, args, values = load(name)
+    offloads = draw_offloads(values, 7)
+    applied = apply_decisions(step, offloads, default="keep", min_heavy_bytes=0)
+    expected, found = (train(jit(f, WITHOUT_ALGEBRA), args, 3) for f in (step, applied))
+    assert_same_bits(expected, found)

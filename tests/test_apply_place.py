@@ -172,3 +172,28 @@ def test_unknown_names_are_an_error():
 def test_bad_arguments_are_errors(make, message):
     with pytest.raises(BadArgumentError, match=message):
         make()
+
+
+def test_jaxs_next_checkpoint_works():
+    """With `JAX_REMAT3=1` each of the user's regions is a differentiated function of its own."""
+    dense = lambda h, w: jnp.sin(jnp.tanh(h @ w))
+
+    def step(w):
+        def loss(w):
+            h = X
+            for layer in w:
+                h = jax.checkpoint(dense)(h, layer)
+            return jnp.sum(jnp.tanh(h @ w[0]) @ w[1])
+
+        return jax.value_and_grad(loss)(w)
+
+    expected = jax.jit(step)(W)
+    jax.config.update("jax_remat3", True)
+    try:
+        rewritten = rewrite_step(step, {}, (W,), default="offload", min_heavy_bytes=0)
+        found = jax.jit(apply_decisions(step, {}, default="offload", min_heavy_bytes=0))(W)
+    finally:
+        jax.config.update("jax_remat3", False)
+    assert rewritten.offloaded
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.max(np.abs(a)))

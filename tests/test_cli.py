@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from jaxswap.cli import main, write_whole
+from jaxswap._plan_commands import read_budget
+from jaxswap.cli import main
 
 TARGETS = """\
 import jax, jax.numpy as jnp
@@ -24,6 +25,27 @@ def not_a_step():
 def args_not_a_tuple():
     return (lambda x: x), jax.ShapeDtypeStruct((2,), jnp.float32)
 
+def deep(layers=12, batch=4096, width=512):
+    def loss(ws, x):
+        for k, w in enumerate(ws):
+            with jax.named_scope(f"Block_{k}"):
+                x = jnp.tanh(x @ w)
+        return jnp.sum(x * x)
+    shape = jax.ShapeDtypeStruct((width, width), jnp.float32)
+    x = jax.ShapeDtypeStruct((batch, width), jnp.float32)
+    step = lambda ws, x: jax.tree.map(lambda w, g: w - g, ws, jax.grad(loss)(ws, x))
+    return step, ([shape] * layers, x), (0,)
+
+def interrupted():
+    import os, signal
+    def train(w):
+        os.kill(os.getpid(), signal.SIGINT)
+        return jax.grad(lambda w: jnp.sum(w * w))(w)
+    return train, (jax.ShapeDtypeStruct((8, 8), jnp.float32),)
+
+def fails():
+    raise ValueError("no data\\nin sight")
+
 needs = lambda batch: None
 number = 3
 """
@@ -33,6 +55,8 @@ number = 3
 def targets(tmp_path, monkeypatch):
     (tmp_path / "steps.py").write_text(TARGETS)
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "marks.py").write_text("open('imported', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -105,6 +129,26 @@ def test_a_step_that_does_not_fit_exits_with_1(targets, capsys):
         (["verify", "steps.py:step", "--set", "batch"], "is not KEY=VALUE"),
         (["verify", "steps.py:step", "--device", "h10"], "No device is named 'h10'"),
         (["devices", "nope.json"], "nope.json"),
+        (["verify", "exits.py:step"], "does not import: SystemExit: 3"),
+        (
+            ["plan", "steps.py:fails"],
+            "steps.py:fails raised ValueError: no data in sight (in steps.py:",
+        ),
+        (["plan", "no_such_module:step"], "Module 'no_such_module' does not import"),
+        (["plan", "steps.py:not_a_step"], "returned int, not a step with its arguments"),
+        (["plan", "steps.py:step", "--device", "h10"], "No device is named 'h10'"),
+        (["plan", "steps.py:deep", "--device", "t4", "--budget", "lots"], "is not a size"),
+        (
+            ["plan", "steps.py:deep", "--device", "t4", "--planner", "me"],
+            "is not known: write one of",
+        ),
+        (["plan", "marks.py:step", "--report", "r.pdf"], "a report is saved as one of *.html"),
+        (["plan", "marks.py:step", "--report", "no/such/r.html"], "there is no folder 'no/such'"),
+        (["plan", "marks.py:step", "--save", "no/such/p.json"], "there is no folder 'no/such'"),
+        (["verify", "marks.py:step", "--hlo", "no/such/m.txt"], "there is no folder 'no/such'"),
+        (["verify", "marks.py:step", "--plan", "absent.json"], "absent.json"),
+        (["calibrate", "--out", "no/such/d.json"], "there is no folder 'no/such'"),
+        (["demo", "--report", "no/such/r.html"], "there is no folder 'no/such'"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(targets, capsys, arguments, message):
@@ -114,13 +158,100 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(targets, capsys, arguments,
     assert message in printed.err
     assert printed.err.startswith("jaxswap: ")
     assert printed.err.count("\n") == 1
+    assert not (targets / "imported").exists()  # paths are tried before the work
+
+
+# ---- plan ------------------------------------------------------------------------------
+
+PLAN = ["plan", "steps.py:deep", "--device", "t4", "--planner", "greedy", "--no-confirm"]
+
+
+def test_plan_prints_a_report(targets, capsys):
+    assert main([*PLAN, "--budget", "80MiB"]) == 0
+    printed = capsys.readouterr()
+    assert "fits its budget" in printed.out
+    assert "Block_*" in printed.out
+    assert "(forecast)" in printed.out
+    assert printed.err == ""  # no progress where nobody looks
+
+
+def test_plan_as_json_with_everything_written(targets, capsys):
+    more = ["--budget", "0.9", "--host-budget", "1GiB", "--seed", "4", "--set", "layers=3"]
+    files = ["--save", "plan.json", "--report", "r.html"]
+    assert main([*PLAN, *more, *files, "--json"]) == 0
+    printed = capsys.readouterr()
+    facts = json.loads(printed.out)
+    assert facts["budget_bytes"] == int(0.9 * facts["device_memory_bytes"])
+    assert (facts["seed"], facts["host_budget_bytes"]) == (4, 2**30)
+    assert printed.err.splitlines() == ["wrote plan.json", "wrote r.html"]
+    assert json.loads((targets / "plan.json").read_text())["format"] == "jaxswap.plan"
+    assert (targets / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_picture_that_cannot_be_drawn_is_said_before_the_work(targets, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert main(["plan", "marks.py:step", "--report", "r.png"]) == 2
+    assert "pip install 'jaxswap[report]'" in capsys.readouterr().err
+    assert not (targets / "imported").exists()
+
+
+def test_a_budget_that_no_plan_fits_exits_with_1(targets, capsys):
+    assert main([*PLAN, "--budget", "8MiB", "--save", "plan.json", "--report", "r.html"]) == 1
+    printed = capsys.readouterr()
+    assert "No plan of `greedy` fits `budget=8.00 MiB`" in printed.err
+    assert printed.err.count("\n") == 1
+    assert not {"plan.json", "r.html"} & {p.name for p in targets.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [(None, None), ("0.8", 0.8), ("1", 1.0), ("10GiB", "10GiB"), ("2048", "2048"), ("-1", "-1")],
+)
+def test_a_share_is_a_number_up_to_one(text, budget):
+    assert read_budget(text) == budget
+
+
+def test_ctrl_c_exits_with_130_and_leaves_no_file(targets):
+    arguments = [sys.executable, "-m", "jaxswap", "plan", "steps.py:interrupted", "--device", "t4",
+                 "--no-confirm", "--save", "plan.json", "--report", "r.html"]  # fmt: skip
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    before = {p.name for p in targets.iterdir()}
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "jaxswap: interrupted"
+    assert {p.name for p in targets.iterdir()} - before <= {"__pycache__"}
 
 
 @pytest.mark.gpu_compile
-def test_an_unwritable_path_is_one_line(targets, capsys):
-    arguments = ["verify", "steps.py:step", "--device", "t4", "--hlo", "no/such/folder/m.txt"]
-    assert main(arguments) == 2
-    assert "cannot write" in capsys.readouterr().err
+def test_a_confirmed_plan_is_reported_and_verifies(targets, capsys):
+    plan = [word for word in PLAN if word != "--no-confirm"]
+    files = ["--save", "plan.json", "--report", "r.json"]
+    assert main([*plan, "--budget", "90MiB", *files]) == 0
+    assert "(compiled)" in capsys.readouterr().out
+    facts = json.loads((targets / "r.json").read_text())
+    assert facts["is_confirmed"] is True
+    assert {"as written", "planned"} == {row["step"] for row in facts["tables"]["timeline"]}
+    assert any(row["kind"] == "chosen" for row in facts["tables"]["front"])
+    arguments = ["verify", "steps.py:deep", "--device", "t4", "--json"]
+    assert main([*arguments, "--plan", "plan.json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(arguments) == 0
+    assert planned["device_bytes"] <= 90 * 2**20
+    assert planned["device_bytes"] < json.loads(capsys.readouterr().out)["device_bytes"]
+
+
+def test_the_demo_plans_its_own_step(targets, capsys):
+    small = ["layers=2", "width=256", "heads=4", "vocab=512", "seq=256", "batch=8"]
+    settings = [word for item in small for word in ("--set", item)]
+    arguments = ["demo", "--no-confirm", "--planner", "greedy", "--budget", "48MiB", *settings]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "jaxswap.demo:step on rtx3090" in printed
+    assert printed.splitlines()[-1] == "wrote jaxswap-demo.html"
+    assert (targets / "jaxswap-demo.html").exists()
+
+
+# ---- the rest --------------------------------------------------------------------------
 
 
 def test_calibrate_writes_a_device_that_reads_back(targets, capsys):
@@ -129,18 +260,7 @@ def test_calibrate_writes_a_device_that_reads_back(targets, capsys):
     assert main(["devices", "mine.json"]) == 0
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "report.txt"
-    path.write_text("old")
-    with pytest.raises(TypeError):
-        write_whole(str(path), None)  # type: ignore[arg-type]
-    assert [p.name for p in tmp_path.iterdir()] == ["report.txt"]
-    assert path.read_text() == "old"
-    write_whole(str(path), "new")
-    assert path.read_text() == "new"
-
-
-@pytest.mark.parametrize("command", ["", "devices", "verify", "calibrate"])
+@pytest.mark.parametrize("command", ["", "plan", "verify", "devices", "calibrate", "demo"])
 def test_help_has_an_example(command):
     arguments = [sys.executable, "-m", "jaxswap", *command.split(), "--help"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

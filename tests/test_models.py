@@ -142,12 +142,6 @@ def test_formula_is_the_jaxpr_count_at_full_size(name):
     assert workload.analytic_flops == pytest.approx(count_step_flops(workload), rel=0.02)
 
 
-def test_recomputation_is_not_in_the_formula():
-    plain, remat = (build_tiny("gpt2-small", remat=r) for r in (None, "nothing_saveable"))
-    assert plain.analytic_flops == remat.analytic_flops
-    assert count_step_flops(remat) > count_step_flops(plain)
-
-
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3, 7])
 @pytest.mark.parametrize("size", [1, 2, 7, 12])
@@ -253,13 +247,51 @@ def test_batch_statistics_move():
 # Remat and scan
 
 
-@pytest.mark.parametrize("name", ["gpt2-small", "llama-1b"])  # a loop, and a scan
-def test_remat_changes_no_number(name):
+# Every model that has blocks, and every way to save: nothing, by dots, by names, to the host.
+REMAT = [
+    ("gpt2-small", "nothing_saveable"),
+    ("llama-1b", "save:qkv+attention"),
+    ("bert-base", "dots_saveable"),
+    ("vit-b16", "offload_names"),
+    ("moe", "save_names"),
+    ("lstm", "nothing_saveable"),
+    ("resnet18", "nothing_saveable"),
+    ("resnet50", "save:conv"),
+    ("vgg16", "offload:conv"),
+    ("unet", "save:conv/offload:input"),
+]
+
+
+@pytest.mark.parametrize(("name", "remat"), REMAT)
+def test_remat_changes_no_number(name, remat):
     args = concrete_tiny(name)
     plain = jit_tiny(name)(*args)
-    remat = jit_tiny(name, remat="nothing_saveable")(*args)
-    for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(remat), strict=True):
+    again = jit_tiny(name, remat=remat)(*args)
+    assert jax.tree.structure(plain) == jax.tree.structure(again)
+    for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", dict(REMAT))
+def test_remat_keeps_the_arguments_and_recomputes(name):
+    plain, again = (build_tiny(name, remat=remat) for remat in (None, "nothing_saveable"))
+    assert jax.tree.structure(plain.args) == jax.tree.structure(again.args)
+    assert again.analytic_flops == plain.analytic_flops  # recomputation is not in the formula
+    assert count_step_flops(again) > count_step_flops(plain)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "unet"])
+def test_saved_convolutions_are_not_recomputed(name):
+    # Only dots and convolutions count: with their results saved, nothing is done twice.
+    assert count_step_flops(build_tiny(name, remat="save:conv")) == count_step_flops(
+        build_tiny(name)
+    )
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "unet", "vit-b16", "bert-base", "moe"])
+def test_names_to_offload_leave_for_the_host(name):
+    workload = build_tiny(name, remat="offload_names")
+    assert "<host>" in str(jax.make_jaxpr(workload.step)(*workload.args))
 
 
 def test_scan_is_the_loop_over_stacked_blocks():
@@ -332,3 +364,8 @@ def test_unknown_dtype_lists_the_known():
 def test_unknown_policy_lists_the_known():
     with pytest.raises(ValueError, match=r"`remat='all'` is not a policy.*offload_names"):
         build("gpt2-small", remat="all")
+
+
+def test_unknown_name_in_a_policy_lists_the_known():
+    with pytest.raises(ValueError, match=r"`remat='save:query'`.*out of input, qkv, .*conv"):
+        build("gpt2-small", remat="save:query")

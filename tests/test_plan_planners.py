@@ -47,9 +47,13 @@ def check_plan(program, decisions):
     needs = {c: {cand.first_backward} for c, cand in enumerate(program.candidates)}
     present = [program.base_bytes + op.scratch_bytes for op in ops]
     decided = {cand.value for cand in program.candidates}
+    is_planned = any(decision.action != "keep" for decision in decisions.values())
     for v, value in enumerate(program.values):
         if v not in decided:
-            for t in range(value.producer, max(value.producer, *value.readers, 0) + 1):
+            readers = value.readers
+            if value.is_implicit and is_planned:
+                readers = [t for t in readers if ops[t].phase == "forward"]
+            for t in range(value.producer, max(value.producer, *readers, 0) + 1):
                 present[t] += value.size_bytes
     again_bytes = [0] * len(ops)
     for c in reversed(range(len(program.candidates))):

@@ -13,6 +13,7 @@ from jaxswap.apply.decision import ACTIONS, Decision
 from jaxswap.model.simulate import simulate, simulate_many
 from jaxswap.model.timeline import build_timeline
 from jaxswap.program import liveness
+from jaxswap.program.ir import Loop
 
 KEEP = Decision(action="keep")
 RECOMPUTE = Decision(action="recompute")
@@ -126,6 +127,35 @@ def test_recomputing_a_chain_brings_all_of_it_back_at_once():
     assert forecast.bytes_at == (3, 8, 12, 9, 2, 15, 8, 3)
 
 
+def test_an_op_that_recomputations_share_runs_again_only_once():
+    draft = programs.Draft()
+    draft.op("f", 4, "forward", [], [("x", 1), ("y", 1)])
+    draft.op("g", 1, "forward", ["x", "y"], [("z", 1)])
+    draft.op("bz", 1, "backward", ["z"])
+    draft.op("by", 1, "backward", ["y"])
+    draft.op("bx", 1, "backward", ["x"])
+    draft.candidate("x", again=4, recompute_ops=(0,))
+    draft.candidate("y", again=3, recompute_ops=(0,))
+    program = draft.finish()
+    # The shared op counts with the most that any of its sharers needs of it.
+    assert run(program, x=RECOMPUTE).recompute_s == 4
+    assert run(program, y=RECOMPUTE).recompute_s == 4
+    both = run(program, x=RECOMPUTE, y=RECOMPUTE)
+    assert (both.recompute_s, both.step_s) == (4, 8 + 4)
+
+
+def test_an_implicit_value_is_there_only_while_nothing_is_planned():
+    draft = programs.Draft()
+    draft.op("f", 1, "forward", [], [("x", 4), ("u", 16, {"is_implicit": True})])
+    draft.op("g", 1, "forward", ["u"])
+    draft.op("h", 1, "forward")
+    draft.op("b", 1, "backward", ["x", "u"])
+    draft.candidate("x", again=1)
+    program = draft.finish()
+    assert run(program).bytes_at == (20, 20, 20, 20)
+    assert run(program, x=RECOMPUTE).bytes_at == (20, 16, 0, 4)
+
+
 def test_a_parent_that_is_offloaded_comes_back_for_its_child():
     forecast = run(programs.chain([3, 5, 7, 2]), a0=offload(), a1=RECOMPUTE)
     # f1 waits for the offload of a0. a1 is needed at b1, and a0 with it: b1 waits again.
@@ -191,6 +221,24 @@ def test_recomputing_in_a_loop_happens_in_each_trip():
     forecast = run(programs.looped(trips=4, size=10), z=RECOMPUTE)
     assert forecast.recompute_s == 4
     assert forecast.bytes_at == (5, 45, 55, 55, 46, 57, 47, 5)
+
+
+def test_what_writes_a_stack_and_reads_it_is_spared_where_the_value_is_not_kept():
+    draft = programs.Draft()
+    inside, stacked = {"trips": 3, "loop": 0}, {"trips": 3, "is_stacked": True}
+    draft.op("h", 1, "forward", [], [("h", 1, {"trips": 3})], **inside)
+    draft.op("stack", 2, "forward", ["h"], [("hs", 10, stacked)], heavy=False, **inside)
+    draft.op("turn", 1, "forward")
+    inside = {"trips": 3, "loop": 1}
+    sliced = ("s", 1, {"trips": 3})
+    draft.op("dynamic_slice", 4, "backward", ["hs"], [sliced], heavy=False, **inside)
+    draft.op("dh", 1, "backward", ["s"], **inside)
+    draft.loops += [Loop(first_op=0, last_op=1, trips=3), Loop(first_op=3, last_op=4, trips=3)]
+    draft.candidate("hs", again=1)
+    program = draft.finish()
+    assert run(program).step_s == 3 + 6 + 1 + 12 + 3
+    planned = run(program, hs=RECOMPUTE)
+    assert (planned.step_s, planned.recompute_s) == (3 + 1 + 3 + 3, 3)
 
 
 def test_a_name_that_is_no_candidate_is_refused():

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.models._attention import attend, count_attention_macs
+from benchmarks.models._remat import recompute_block
 from benchmarks.models._workload import Batch, Workload, make_workload, parse_dtype
 
 SEGMENTS = SENTENCE_CLASSES = 2
@@ -28,11 +30,15 @@ class Layer(nn.Module):
     def __call__(self, x, mask):
         (b, s, d), t = x.shape, self.dtype
         drop = nn.Dropout(self.dropout, deterministic=False)
-        qkv = nn.Dense(3 * d, dtype=t)(x).reshape(b, s, 3 * self.heads, d // self.heads)
+        x = checkpoint_name(x, "input")
+        qkv = checkpoint_name(nn.Dense(3 * d, dtype=t)(x), "qkv")
+        qkv = qkv.reshape(b, s, 3 * self.heads, d // self.heads)
         q, k, v = jnp.split(qkv, 3, axis=2)
-        a = attend(q, k, v, mask[:, None, None, :])
+        a = checkpoint_name(attend(q, k, v, mask[:, None, None, :]), "attention")
         x = nn.LayerNorm(dtype=t)(x + drop(nn.Dense(d, dtype=t)(a)))
-        h = nn.Dense(d, dtype=t)(nn.gelu(nn.Dense(4 * d, dtype=t)(x)))
+        narrow = nn.Dense(d, dtype=t)
+        h = checkpoint_name(nn.Dense(4 * d, dtype=t)(x), "hidden")
+        h = narrow(nn.gelu(h))
         return nn.LayerNorm(dtype=t)(x + drop(h))
 
 
@@ -43,6 +49,7 @@ class Bert(nn.Module):
     vocab: int
     dropout: float
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, tokens, segments, mask, positions):
@@ -53,8 +60,9 @@ class Bert(nn.Module):
         x = x + embed(tokens.shape[1])(jnp.arange(tokens.shape[1]))
         x = nn.LayerNorm(dtype=t)(x)
         x = nn.Dropout(self.dropout, deterministic=False)(x)
-        for _ in range(self.layers):
-            x = Layer(self.heads, self.dropout, t)(x, mask)
+        layer = recompute_block(Layer, self.remat)
+        for number in range(self.layers):
+            x = layer(self.heads, self.dropout, t, name=f"Layer_{number}")(x, mask)
         masked = jnp.take_along_axis(x, positions[..., None], axis=1)
         masked = nn.LayerNorm(dtype=t)(nn.gelu(nn.Dense(d, dtype=t)(masked)))
         bias = self.param("bias", nn.initializers.zeros, (self.vocab,))
@@ -110,6 +118,7 @@ def build_bert(
     dropout: float = 0.0,
     batch: int = 64,
     dtype: str = "bf16",
+    remat: str | None = None,
 ) -> Workload:
     model = Bert(
         layers=layers,
@@ -118,6 +127,7 @@ def build_bert(
         vocab=vocab,
         dropout=dropout,
         dtype=parse_dtype(dtype),
+        remat=remat,
     )
     return make_workload(
         name=name,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from benchmarks.models._remat import recompute_block
 from benchmarks.models._workload import Workload, make_workload, parse_dtype
 from benchmarks.models.gpt import draw_tokens, next_token_loss
 
@@ -20,13 +21,16 @@ class LSTM(nn.Module):
     d_model: int
     vocab: int
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, tokens):
         x = nn.Embed(self.vocab, self.d_model, dtype=self.dtype)(tokens)
-        for _ in range(self.layers):
-            cell = nn.OptimizedLSTMCell(self.d_model, dtype=self.dtype)
-            x = jnp.asarray(nn.RNN(cell)(x), self.dtype)
+        cell = recompute_block(nn.OptimizedLSTMCell, self.remat, in_loop=True)
+        for layer in range(self.layers):
+            name = f"OptimizedLSTMCell_{layer}"
+            step = cell(self.d_model, dtype=self.dtype, name=name)
+            x = jnp.asarray(nn.RNN(step)(x), self.dtype)
         return nn.Dense(self.vocab, dtype=self.dtype)(x)
 
 
@@ -45,8 +49,9 @@ def build_lstm(
     vocab: int = 10_000,
     batch: int = 64,
     dtype: str = "f32",
+    remat: str | None = None,
 ) -> Workload:
-    model = LSTM(layers=layers, d_model=d_model, vocab=vocab, dtype=parse_dtype(dtype))
+    model = LSTM(layers=layers, d_model=d_model, vocab=vocab, dtype=parse_dtype(dtype), remat=remat)
     return make_workload(
         name=name,
         model=model,

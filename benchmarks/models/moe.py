@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.models._attention import attend, count_attention_macs, mask_future
+from benchmarks.models._remat import recompute_block
 from benchmarks.models._workload import Workload, make_workload, parse_dtype
 from benchmarks.models.gpt import draw_tokens, next_token_loss
 
@@ -62,11 +64,32 @@ class Experts(nn.Module):
         gates = nn.softmax(nn.Dense(self.experts, use_bias=False, dtype=jnp.float32)(x))
         combine = route(gates, top_k=self.top_k, places=self.places)
         h = jnp.einsum("bsec,bsd->becd", (combine > 0).astype(t), x)
-        h = nn.gelu(jnp.einsum("becd,edf->becf", h, first))
-        h = jnp.einsum("becf,efd->becd", h, second)
+        h = checkpoint_name(jnp.einsum("becd,edf->becf", h, first), "hidden")
+        h = jnp.einsum("becf,efd->becd", nn.gelu(h), second)
         busy = (combine > 0).any(-1).astype(jnp.float32).mean((0, 1)) / self.top_k
         balance = self.experts * (busy * gates.mean((0, 1))).sum()
         return jnp.einsum("bsec,becd->bsd", combine.astype(t), h), balance
+
+
+class Block(nn.Module):
+    heads: int
+    experts: int
+    top_k: int
+    places: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x):
+        (b, s, d), t = x.shape, self.dtype
+        x = checkpoint_name(x, "input")
+        qkv = nn.Dense(3 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
+        qkv = checkpoint_name(qkv, "qkv").reshape(b, s, 3 * self.heads, d // self.heads)
+        q, k, v = jnp.split(qkv, 3, axis=2)
+        a = attend(q, k, v, mask_future(s))
+        x = x + nn.Dense(d, dtype=t)(checkpoint_name(a, "attention"))
+        mix = Experts(self.experts, self.top_k, self.places, t)
+        y, busy = mix(nn.LayerNorm(dtype=t)(x))
+        return x + y, busy
 
 
 class MoE(nn.Module):
@@ -78,20 +101,17 @@ class MoE(nn.Module):
     places: int
     vocab: int
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, tokens):
-        (b, s), d, t = tokens.shape, self.d_model, self.dtype
+        s, d, t = tokens.shape[1], self.d_model, self.dtype
         x = nn.Embed(self.vocab, d, dtype=t)(tokens) + nn.Embed(s, d, dtype=t)(jnp.arange(s))
         balance = 0.0
-        for _ in range(self.layers):
-            qkv = nn.Dense(3 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
-            qkv = qkv.reshape(b, s, 3 * self.heads, d // self.heads)
-            q, k, v = jnp.split(qkv, 3, axis=2)
-            x = x + nn.Dense(d, dtype=t)(attend(q, k, v, mask_future(s)))
-            mix = Experts(self.experts, self.top_k, self.places, t)
-            y, busy = mix(nn.LayerNorm(dtype=t)(x))
-            x, balance = x + y, balance + busy / self.layers
+        block, sizes = recompute_block(Block, self.remat), (self.experts, self.top_k, self.places)
+        for layer in range(self.layers):
+            x, busy = block(self.heads, *sizes, t, name=f"Block_{layer}")(x)
+            balance = balance + busy / self.layers
         logits = nn.Dense(self.vocab, dtype=t, use_bias=False)(nn.LayerNorm(dtype=t)(x))
         return logits, balance
 
@@ -125,6 +145,7 @@ def build_moe(
     vocab: int = 32_000,
     batch: int = 16,
     dtype: str = "bf16",
+    remat: str | None = None,
 ) -> Workload:
     places = count_places(seq=seq, experts=experts, top_k=top_k, capacity_factor=capacity_factor)
     model = MoE(
@@ -136,6 +157,7 @@ def build_moe(
         places=places,
         vocab=vocab,
         dtype=parse_dtype(dtype),
+        remat=remat,
     )
     return make_workload(
         name=name,

@@ -5,12 +5,15 @@ The one convention: version 1.5, where a bottleneck's stride is on its 3x3 convo
 batch normalisation computes its statistics in f32 and its output in the activations' dtype.
 """
 
+import itertools
 from functools import partial
 from typing import Any
 
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
+from benchmarks.models._remat import recompute_block
 from benchmarks.models._vision import (
     CHANNELS,
     classification_loss,
@@ -23,6 +26,12 @@ from benchmarks.models._workload import Workload, make_workload, parse_dtype
 EXPANSION = 4  # of a bottleneck's output over its inner width
 
 
+def name_conv(*args, **kwargs):
+    """A convolution whose result can be chosen by name."""
+    conv = nn.Conv(*args, **kwargs)
+    return lambda x: checkpoint_name(conv(x), "conv")
+
+
 class Block(nn.Module):
     width: int
     stride: int
@@ -31,10 +40,10 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        conv = partial(name_conv, use_bias=False, dtype=self.dtype)
         norm = partial(nn.BatchNorm, use_running_average=False, momentum=0.9, dtype=self.dtype)
         last_norm = partial(norm, scale_init=nn.initializers.zeros)  # starts as the identity
-        strides = (self.stride, self.stride)
+        strides, x = (self.stride, self.stride), checkpoint_name(x, "input")
         if self.bottleneck:
             y = nn.relu(norm()(conv(self.width, (1, 1))(x)))
             y = nn.relu(norm()(conv(self.width, (3, 3), strides)(y)))
@@ -47,22 +56,34 @@ class Block(nn.Module):
         return nn.relu(x + y)
 
 
+def start(model: "ResNet", x):
+    """What comes before the blocks."""
+    x = name_conv(
+        model.width, (7, 7), (2, 2), use_bias=False, dtype=model.dtype, name="Conv_0"
+    )(x)  # fmt: skip
+    norm = nn.BatchNorm(
+        use_running_average=False, momentum=0.9, dtype=model.dtype, name="BatchNorm_0"
+    )
+    return nn.max_pool(nn.relu(norm(x)), (3, 3), (2, 2), padding="SAME")
+
+
 class ResNet(nn.Module):
     stages: tuple[int, ...]
     bottleneck: bool
     width: int
     classes: int
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, x):
-        x = nn.Conv(self.width, (7, 7), (2, 2), use_bias=False, dtype=self.dtype)(x)
-        x = nn.BatchNorm(use_running_average=False, momentum=0.9, dtype=self.dtype)(x)
-        x = nn.max_pool(nn.relu(x), (3, 3), (2, 2), padding="SAME")
+        x = recompute_block(start, self.remat)(self, x)
+        block, number = recompute_block(Block, self.remat), itertools.count()
         for stage, blocks in enumerate(self.stages):
-            for block in range(blocks):
-                stride = 2 if stage > 0 and block == 0 else 1
-                x = Block(self.width * 2**stage, stride, self.bottleneck, self.dtype)(x)
+            for at in range(blocks):
+                stride, width = 2 if stage > 0 and at == 0 else 1, self.width * 2**stage
+                name = f"Block_{next(number)}"
+                x = block(width, stride, self.bottleneck, self.dtype, name=name)(x)
         return nn.Dense(self.classes, dtype=self.dtype)(x.mean((1, 2)))
 
 
@@ -115,10 +136,16 @@ def build_resnet(
     classes: int = 1000,
     batch: int = 256,
     dtype: str = "bf16",
+    remat: str | None = None,
 ) -> Workload:
     activations = parse_dtype(dtype)
     model = ResNet(
-        stages=stages, bottleneck=bottleneck, width=width, classes=classes, dtype=activations
+        stages=stages,
+        bottleneck=bottleneck,
+        width=width,
+        classes=classes,
+        dtype=activations,
+        remat=remat,
     )
     return make_workload(
         name=name,

@@ -5,13 +5,16 @@ The one convention: convolutions are unpadded, as in the paper (Ronneberger et a
 572x572 image is labelled on its central 388x388 pixels.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
+from benchmarks.models._remat import recompute_block
 from benchmarks.models._workload import Batch, Workload, make_workload, parse_dtype
 
 SHRINK = 4  # what two unpadded 3x3 convolutions take off a side
@@ -25,7 +28,7 @@ class DoubleConv(nn.Module):
     def __call__(self, x):
         for _ in range(2):
             x = nn.Conv(self.channels, (3, 3), padding="VALID", dtype=self.dtype)(x)
-            x = nn.relu(x)
+            x = nn.relu(checkpoint_name(x, "conv"))
         return x
 
 
@@ -35,25 +38,41 @@ def crop(x: jax.Array, size: int) -> jax.Array:
     return x[:, start : start + size, start : start + size]
 
 
+def go_down(model: "UNet", x, level: int):
+    """One level on the way down: what goes across, and what goes on."""
+    width, x = model.width * 2**level, checkpoint_name(x, "input")
+    across = DoubleConv(width, model.dtype, name=f"DoubleConv_{level}")(x)
+    return across, nn.max_pool(across, (2, 2), (2, 2))
+
+
+def go_up(model: "UNet", x, across, level: int):
+    """One level on the way up."""
+    width, t, past = model.width * 2**level, model.dtype, model.depth - 1 - level
+    x = checkpoint_name(x, "input")
+    x = nn.ConvTranspose(width, (2, 2), (2, 2), dtype=t, name=f"ConvTranspose_{past}")(x)
+    x = jnp.concatenate([crop(across, x.shape[1]), checkpoint_name(x, "conv")], axis=-1)
+    return DoubleConv(width, t, name=f"DoubleConv_{model.depth + 1 + past}")(x)
+
+
 class UNet(nn.Module):
     depth: int
     width: int
     classes: int
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, x):
-        t, skips = self.dtype, []
-        for level in range(self.depth):
-            x = DoubleConv(self.width * 2**level, t)(x)
-            skips.append(x)
-            x = nn.max_pool(x, (2, 2), (2, 2))
-        x = DoubleConv(self.width * 2**self.depth, t)(x)
-        for level in reversed(range(self.depth)):
-            channels = self.width * 2**level
-            x = nn.ConvTranspose(channels, (2, 2), (2, 2), dtype=t)(x)
-            x = jnp.concatenate([crop(skips.pop(), x.shape[1]), x], axis=-1)
-            x = DoubleConv(channels, t)(x)
+        depth, t, skips = self.depth, self.dtype, []
+        for level in range(depth):
+            down = recompute_block(partial(go_down, level=level), self.remat)
+            across, x = down(self, x)
+            skips.append(across)
+        bottom = recompute_block(DoubleConv, self.remat)
+        x = bottom(self.width * 2**depth, t, name=f"DoubleConv_{depth}")(x)
+        for level in reversed(range(depth)):
+            up = recompute_block(partial(go_up, level=level), self.remat)
+            x = up(self, x, skips.pop())
         return nn.Conv(self.classes, (1, 1), dtype=t)(x)
 
 
@@ -110,9 +129,10 @@ def build_unet(
     classes: int = 2,
     batch: int = 8,
     dtype: str = "f32",
+    remat: str | None = None,
 ) -> Workload:
     activations, side = parse_dtype(dtype), output_size(image, depth)
-    model = UNet(depth=depth, width=width, classes=classes, dtype=activations)
+    model = UNet(depth=depth, width=width, classes=classes, dtype=activations, remat=remat)
 
     def draw(key: jax.Array) -> Batch:
         image_key, label_key = jax.random.split(key)

@@ -4,11 +4,14 @@ Input: sizes. Output: a `Workload` for image classification with SGD and momentu
 The one convention: the stages double in width up to the fourth, and halve in size to the last.
 """
 
+from functools import partial
 from typing import Any
 
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
+from benchmarks.models._remat import recompute_block
 from benchmarks.models._vision import (
     CHANNELS,
     classification_loss,
@@ -20,6 +23,16 @@ from benchmarks.models._workload import Workload, make_workload, parse_dtype
 WIDEST = 8  # the last stage of VGG does not double again
 
 
+def run_stage(model: "VGG", x, stage: int):
+    """One stage: its convolutions, and the pooling behind them."""
+    channels = model.width * min(2**stage, WIDEST)
+    x, before = checkpoint_name(x, "input"), sum(model.stages[:stage])
+    for conv in range(model.stages[stage]):
+        x = nn.Conv(channels, (3, 3), dtype=model.dtype, name=f"Conv_{before + conv}")(x)
+        x = nn.relu(checkpoint_name(x, "conv"))
+    return nn.max_pool(x, (2, 2), (2, 2))
+
+
 class VGG(nn.Module):
     stages: tuple[int, ...]
     width: int
@@ -27,14 +40,12 @@ class VGG(nn.Module):
     classes: int
     dropout: float
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, x):
-        for stage, convs in enumerate(self.stages):
-            for _ in range(convs):
-                channels = self.width * min(2**stage, WIDEST)
-                x = nn.relu(nn.Conv(channels, (3, 3), dtype=self.dtype)(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
+        for stage in range(len(self.stages)):
+            x = recompute_block(partial(run_stage, stage=stage), self.remat)(self, x)
         x = x.reshape(x.shape[0], -1)
         for _ in range(2):
             x = nn.relu(nn.Dense(self.d_head, dtype=self.dtype)(x))
@@ -67,6 +78,7 @@ def build_vgg(
     dropout: float = 0.0,
     batch: int = 256,
     dtype: str = "f32",
+    remat: str | None = None,
 ) -> Workload:
     activations = parse_dtype(dtype)
     model = VGG(
@@ -76,6 +88,7 @@ def build_vgg(
         classes=classes,
         dropout=dropout,
         dtype=activations,
+        remat=remat,
     )
     return make_workload(
         name=name,

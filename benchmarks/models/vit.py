@@ -10,8 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.models._attention import attend, count_attention_macs
+from benchmarks.models._remat import stack_blocks
 from benchmarks.models._vision import CHANNELS, classification_loss, draw_images
 from benchmarks.models._workload import Workload, make_workload, parse_dtype
 
@@ -23,12 +25,13 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         (b, s, d), t = x.shape, self.dtype
+        x = checkpoint_name(x, "input")
         qkv = nn.Dense(3 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
-        qkv = qkv.reshape(b, s, 3 * self.heads, d // self.heads)
+        qkv = checkpoint_name(qkv, "qkv").reshape(b, s, 3 * self.heads, d // self.heads)
         q, k, v = jnp.split(qkv, 3, axis=2)
-        x = x + nn.Dense(d, dtype=t)(attend(q, k, v))
+        x = x + nn.Dense(d, dtype=t)(checkpoint_name(attend(q, k, v), "attention"))
         h = nn.Dense(4 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
-        return x + nn.Dense(d, dtype=t)(nn.gelu(h))
+        return x + nn.Dense(d, dtype=t)(nn.gelu(checkpoint_name(h, "hidden")))
 
 
 class ViT(nn.Module):
@@ -38,6 +41,7 @@ class ViT(nn.Module):
     patch: int
     classes: int
     dtype: Any
+    remat: str | None
 
     @nn.compact
     def __call__(self, images):
@@ -49,8 +53,8 @@ class ViT(nn.Module):
         x = jnp.concatenate([jnp.broadcast_to(token, (b, 1, d)), x], axis=1)
         place = self.param("positions", nn.initializers.normal(0.02), (1, x.shape[1], d))
         x = x + place.astype(t)
-        for _ in range(self.layers):
-            x = Block(self.heads, t)(x)
+        fields = {"heads": self.heads, "dtype": t}
+        x = stack_blocks(Block, x, fields, layers=self.layers, scan=False, remat=self.remat)
         return nn.Dense(self.classes, dtype=t)(nn.LayerNorm(dtype=t)(x)[:, 0])
 
 
@@ -75,6 +79,7 @@ def build_vit(
     classes: int = 1000,
     batch: int = 128,
     dtype: str = "bf16",
+    remat: str | None = None,
 ) -> Workload:
     activations = parse_dtype(dtype)
     model = ViT(
@@ -84,6 +89,7 @@ def build_vit(
         patch=patch,
         classes=classes,
         dtype=activations,
+        remat=remat,
     )
     return make_workload(
         name=name,

@@ -6,10 +6,10 @@ in program order by `optimization_barrier`.
 
 The ties are all at heavy ops and reductions, because what these read and write is in memory
 anyway; a barrier between two elementwise ops would keep them from being fused:
-*order*: a heavy op waits for the one before it, unless it reads its result anyway, and for
-the reductions before it (a loss, a bias gradient), which XLA puts off otherwise, and with
-them the end of what they reduce;
-*release*: it also waits for the copies to the host whose window ends with it;
+*order*: what reads a heavy op's result also waits for the heavy op before that one (a weight
+gradient), and for the reductions before it (a loss, a bias gradient), which XLA puts off
+otherwise, and with them the end of what they read;
+*release*: a heavy op waits for the copies to the host whose window ends with it;
 *gate*: what a recomputation or a reload starts from waits for the heavy op before it.
 """
 
@@ -19,13 +19,17 @@ from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
+from jaxswap.apply.carriers import find_source
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
 from jaxswap.apply.program import Ledger
+from jaxswap.apply.segments import find_readers, is_gate, plan_segments
 
 _SPREADERS = ("broadcast_in_dim", "iota")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter-add",
                "scatter_add", "argmax", "argmin")  # fmt: skip
+
+_SMALL_BYTES = 2**20
 
 
 def pin_order(closed: Any, ledger: Ledger, *, is_body: bool = False) -> Any:
@@ -42,16 +46,16 @@ def pin_order(closed: Any, ledger: Ledger, *, is_body: bool = False) -> Any:
 
 
 def _is_served(jaxpr: Any) -> bool:
-    return jaxprs.any_equation(jaxpr, lambda e: _is_gate(e) or _is_offload(e))
-
-
-def _is_gate(eqn: Eqn) -> bool:
-    return eqn.primitive is jx.optimization_barrier_p and len(eqn.invars) == 1
+    return jaxprs.any_equation(jaxpr, lambda e: is_gate(e) or _is_offload(e))
 
 
 def _is_offload(eqn: Eqn) -> bool:
     is_copy = eqn.primitive is jx.device_put_p and len(eqn.outvars) == 1
     return is_copy and _compat.is_on_host(eqn.outvars[0].aval)
+
+
+def _on_device(atoms: Sequence[Atom]) -> list[Var]:
+    return [v for v in jaxprs.variables(atoms) if not _compat.is_on_host(v.aval)]
 
 
 class _Pinner:
@@ -74,21 +78,23 @@ class _Pinner:
         self.env: Env = {}
         self.out: list[Eqn] = []
         self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
+        self.maker = {v: e for e in eqns for v in e.outvars}
+        self.first_reader = find_readers(eqns, self.heavy)
+        self.new: set[Var] = set()  # what was made since the last heavy op
         self.recent: list[Var] = []  # what depends on the last heavy op
-        self.reduced: set[Var] = set()  # results of reductions, and what is made of only them
+        self.reduced: dict[Var, frozenset[Var]] = {}  # what is made of reductions only: of which
         self.unread: list[Var] = []  # those of them made since the last heavy op
         self.pending: list[tuple[int, Var]] = []  # copies under way, and the op they precede
 
     def run(self) -> tuple[list[Eqn], list[Atom]]:
-        gates, moved = self._plan_segments()
+        gates, moved = plan_segments(self.eqns, self.heavy, self.ledger)
         self._open_segment(0, None, gates, moved)
         segment = 0
         skip = {id(e) for group in (*gates.values(), *moved.values()) for e in group}
         for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
             if id(eqn) in skip:
                 continue
-            if is_heavy_op:
-                self._tie_order(eqn, segment)
+            late = self._tie_inputs(eqn, segment) if is_heavy_op else []
             if eqn.outvars and eqn.outvars[0] in self.ledger.late_gates:
                 self._tie_late(eqn)
                 continue
@@ -96,40 +102,10 @@ class _Pinner:
             if _is_offload(eqn):
                 self._await_copy(eqn.outvars[0], segment)
             if is_heavy_op:
+                self._tie_results(late, eqn)
                 segment += 1
                 self._open_segment(segment, eqn, gates, moved)
         return self.out, [jaxprs.read(self.env, v) for v in self.outvars]
-
-    def _plan_segments(self) -> tuple[dict[int, list[Eqn]], dict[int, list[Eqn]]]:
-        """Which gates and which reloads open each segment; a reload may move ahead.
-
-        What is made within a segment cannot be gated where the segment opens: such a gate
-        stays where it is, and so does the reload behind it.
-        """
-        gates: dict[int, list[Eqn]] = defaultdict(list)
-        moved: dict[int, list[Eqn]] = defaultdict(list)
-        made_in: dict[Var, int] = {}
-        gate_of: dict[Var, tuple[int, Eqn]] = {}
-        segment = 0
-        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
-            if _is_gate(eqn) and eqn.outvars[0] not in self.ledger.late_gates:
-                gate_of[eqn.outvars[0]] = (segment, eqn)
-            elif eqn.outvars and eqn.outvars[0] in self.ledger.reloads:
-                decision = self.ledger.reloads[eqn.outvars[0]]
-                at, gate = gate_of.pop(eqn.invars[0], (segment, None))
-                made = segment if gate is None else made_in.get(gate.invars[0], -1)
-                earliest = made + decision.window_ops
-                target = min(at, max(at - decision.reload_ahead_ops, earliest))
-                if made < target:
-                    gates[target].append(gate)
-                    moved[target].append(eqn)
-            made_in.update((v, segment) for v in eqn.outvars)
-            segment += is_heavy_op
-        for at, gate in gate_of.values():
-            (source,) = gate.invars
-            if isinstance(source, jx.Literal) or made_in.get(source, -1) < at:
-                gates[at].append(gate)
-        return gates, moved
 
     def _open_segment(self, segment, heavy_eqn, gates, moved) -> None:
         group = gates.get(segment, [])
@@ -170,22 +146,77 @@ class _Pinner:
         ]
         return max(alive, key=lambda v: jaxprs.size_bytes(v.aval), default=None)
 
-    def _tie_order(self, eqn: Eqn, segment: int) -> None:
-        """Makes a heavy op wait for the one before it and for the copies that are due."""
+    def _tie_inputs(self, eqn: Eqn, segment: int) -> list[Var]:
+        """Makes a heavy op wait for the copies that are due; returns what its readers await."""
         wait = [v for at, v in self.pending if at <= segment and self.uses[v]]
         self.pending = [(at, v) for at, v in self.pending if at > segment]
-        inputs = [v for v in jaxprs.variables(eqn.invars) if not _compat.is_on_host(v.aval)]
-        if not any(self.depth.get(v, -1) == segment - 1 for v in inputs):
+        late = self._find_late(eqn, segment)
+        # A small op may be part of the kernel that reads it: no barrier between these.
+        sizes = [jaxprs.size_bytes(v.aval) for v in eqn.outvars]
+        if max(sizes, default=0) < _SMALL_BYTES:
+            wait, late = wait + [v for v in late if v not in wait], []
+        self._tie(wait, _on_device(eqn.invars))
+        return late
+
+    def _find_late(self, eqn: Eqn, segment: int) -> list[Var]:
+        """What should be over by the end of a heavy op, though the op does not need it.
+
+        The heavy op before it, unless the next one joins the two; and reductions.
+        """
+        inputs = _on_device(eqn.invars)
+        wait = []
+        is_behind = any(self.depth.get(v, -1) == segment - 1 for v in inputs)
+        if not is_behind and self.first_reader.get(segment - 1) != segment + 1:
             wait += self._last_result()
-        wait += [v for v in self.unread if self.uses[v] and v not in wait]
+        needed = self._find_needed(inputs) if self.unread else set()
+        late = [v for v in self.unread if self.uses[v] and not self.reduced[v] <= needed]
         self.unread = []
-        key = lambda v: (v not in self.poor_carriers, jaxprs.size_bytes(v.aval))
-        carrier = max(inputs, key=key, default=None)
-        wait = [v for v in wait if v is not carrier]
-        if wait and carrier is not None:
-            tied = [*wait, carrier]
+        return wait + [v for v in late if v not in wait]
+
+    def _tie_results(self, wait: Sequence[Var], eqn: Eqn) -> None:
+        """Makes what reads a heavy op's results wait for more than the op."""
+        anchor = self._choose_anchor(eqn)
+        wait = [v for v in wait if self.uses[v]]
+        if wait and anchor is not None:
+            tied = [*wait, anchor]
             new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
             self.env.update(zip(tied, new, strict=True))
+
+    def _tie(self, wait: Sequence[Var], inputs: Sequence[Var]) -> None:
+        """Makes an op that reads `inputs` wait, by the largest of them."""
+        sources = [find_source(v, self.maker, self._is_stored) for v in inputs]
+        # What is older than the last heavy op is in memory: a barrier takes nothing apart.
+        key = lambda s: (
+            s[0] not in self.poor_carriers, s[0] not in self.new, jaxprs.size_bytes(s[0].aval)
+        )  # fmt: skip
+        carrier, views = max(sources, key=key, default=(None, []))
+        wait = [v for v in wait if v is not carrier]
+        if not wait or carrier is None:
+            return
+        tied = [*wait, carrier]
+        new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
+        self.env.update(zip(tied, new, strict=True))
+        for view in views:
+            again = jaxprs.clone(view, dict(self.env))
+            self.out.append(again)
+            self.env.update(zip(view.outvars, again.outvars, strict=True))
+
+    def _is_stored(self, eqn: Eqn) -> bool:
+        return is_heavy(eqn, self.ledger.min_heavy_bytes) or eqn.primitive in (
+            jx.optimization_barrier_p, jx.device_put_p,
+        )  # fmt: skip
+
+    def _find_needed(self, inputs: Sequence[Var]) -> set[Var]:
+        """What `inputs` are made of since the last heavy op."""
+        needed: set[Var] = set()
+        stack = list(inputs)
+        while stack:
+            v = stack.pop()
+            if v in needed or v not in self.new:
+                continue
+            needed.add(v)
+            stack.extend(jaxprs.variables(self.maker[v].invars))
+        return needed
 
     def _last_result(self) -> list[Var]:
         """One variable, still to be read, that depends on the last heavy op."""
@@ -219,6 +250,8 @@ class _Pinner:
         self.out.append(jaxprs.substitute(eqn, self.env))
         if heavy_index is not None:
             depth, self.recent = heavy_index, []
+            self.new = set()
+        self.new.update(eqn.outvars)
         last = heavy_index if heavy_index is not None else self._last_heavy
         for v in eqn.outvars:
             self.depth[v] = depth
@@ -231,9 +264,12 @@ class _Pinner:
         computed = [v for v in inputs if v not in self.arguments]
         is_reduction = eqn.primitive.name in _REDUCTIONS
         if is_reduction or (computed and all(v in self.reduced for v in computed)):
-            self.reduced.update(eqn.outvars)
+            bases = [self.reduced[v] for v in computed if v in self.reduced]
+            base = frozenset(eqn.outvars) if is_reduction else frozenset().union(*bases)
+            self.reduced.update((v, base) for v in eqn.outvars)
             fits = lambda v: 0 < jaxprs.size_bytes(v.aval) <= self._largest_input(inputs)
-            self.unread += [v for v in eqn.outvars if fits(v)]
+            on_device = [v for v in eqn.outvars if not _compat.is_on_host(v.aval)]
+            self.unread += [v for v in on_device if fits(v)]
 
     @staticmethod
     def _largest_input(inputs: Sequence[Var]) -> int:

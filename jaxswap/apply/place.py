@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import Action, NamedValue
+from jaxswap.apply.flat import trace_flat
 from jaxswap.apply.jaxprs import Eqn, Var, jx
 
 VALUE = "jaxswap:value:"
@@ -73,11 +74,39 @@ def _flatten_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> tuple:
     return leaves, flat_step, out_trees
 
 
+def name_function(
+    closed: Any,
+    is_wanted: Callable[[str], bool],
+    *,
+    prefix: str = VALUE,
+    change_body: Callable[[Any], Any] | None = None,
+) -> tuple[Any, tuple[NamedValue, ...]]:
+    """Names the values of one function, as if it were the first that a step differentiates.
+
+    Args:
+        closed: its `ClosedJaxpr`. The inputs get no names.
+        is_wanted: which names to put in.
+        prefix: what the names in the jaxpr start with.
+        change_body: applied to the body of every loop, once its values are named.
+
+    Returns:
+        The `ClosedJaxpr` with names, and all values that could be named.
+    """
+    namer = _Namer(is_wanted, prefix, change_body)
+    named = namer.name_body(jaxprs.inline_calls(closed), "0", (), 1, ())
+    return named, tuple(namer.values)
+
+
 class _Namer:
     """Names the values of one step's differentiated functions, in the order they come."""
 
-    def __init__(self, is_wanted: Callable[[str], bool]):
-        self._is_wanted = is_wanted
+    def __init__(
+        self,
+        is_wanted: Callable[[str], bool],
+        prefix: str = VALUE,
+        change_body: Callable[[Any], Any] | None = None,
+    ):
+        self._is_wanted, self._prefix, self._change_body = is_wanted, prefix, change_body
         self._num_functions = 0
         self.values: list[NamedValue] = []
 
@@ -85,9 +114,9 @@ class _Namer:
         """A function that does what `fun` does, with its values named."""
         index, self._num_functions = self._num_functions, self._num_functions + 1
         with _compat.pause_interception():
-            traced = _trace_flat(fun, primals, has_aux)
+            traced = trace_flat(fun, primals, has_aux)
         closed = jaxprs.inline_calls(traced.closed)
-        named = self._name_body(closed, str(index), (), 1, range(len(closed.jaxpr.invars)))
+        named = self.name_body(closed, str(index), (), 1, range(len(closed.jaxpr.invars)))
 
         def instrumented(*args):
             leaves = jax.tree.leaves(args)
@@ -98,9 +127,10 @@ class _Namer:
 
         return instrumented
 
-    def _name_body(
+    def name_body(
         self, closed: Any, path: str, scope: tuple[str, ...], length: int, inputs: Sequence[int]
     ) -> Any:
+        """The same `ClosedJaxpr` with its values named, and those of the loops in it."""
         jaxpr, eqns, env = closed.jaxpr, [], {}
         records: dict[Var, int] = {}
 
@@ -111,7 +141,7 @@ class _Namer:
             self.values.append(_describe(var, value_name, eqn, scope, length))
             if self._is_wanted(value_name):
                 env[var] = jx.Var(var.aval)
-                params = {"name": VALUE + value_name}
+                params = {"name": self._prefix + value_name}
                 eqns.append(jx.new_eqn([var], [env[var]], jx.name_p, params, set()))
 
         for k in inputs:
@@ -134,7 +164,9 @@ class _Namer:
         first = eqn.params["num_consts"]
         carry = range(first, first + eqn.params["num_carry"])
         trips = length * eqn.params["length"]
-        named = self._name_body(body, path, (*scope, path), trips, carry)
+        named = self.name_body(body, path, (*scope, path), trips, carry)
+        if self._change_body is not None:
+            named = self._change_body(named)
         return eqn.replace(params=eqn.params | {"jaxpr": named})
 
     def _add_user_name(self, eqn: Eqn, records: dict[Var, int]) -> None:
@@ -144,46 +176,6 @@ class _Namer:
             self.values[position] = dataclasses.replace(
                 self.values[position], user_name=eqn.params["name"]
             )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _TracedFunction:
-    closed: Any
-    num_main: int
-    rebuild: Callable
-
-
-def _trace_flat(fun: Callable, primals: tuple, has_aux: bool) -> _TracedFunction:
-    """Traces a function of pytrees to a jaxpr; results that are not arrays go around it."""
-    leaves, tree = jax.tree.flatten(primals)
-    shape: dict[str, Any] = {}
-
-    def flat_fun(*xs):
-        out = fun(*jax.tree.unflatten(tree, xs))
-        main, aux = out if has_aux else (out, ())
-        main_leaves, main_tree = jax.tree.flatten(main)
-        aux_leaves, aux_tree = jax.tree.flatten(aux)
-        is_array = [jx.valid_jaxtype(x) for x in aux_leaves]
-        others = [None if ok else x for ok, x in zip(is_array, aux_leaves, strict=True)]
-        shape.update(main=main_tree, aux=aux_tree, is_array=is_array, others=others)
-        shape["num_main"] = len(main_leaves)
-        return main_leaves + [x for ok, x in zip(is_array, aux_leaves, strict=True) if ok]
-
-    closed = jax.make_jaxpr(flat_fun)(*leaves)
-    num_main = shape["num_main"]
-
-    def rebuild(out: Sequence[Any]) -> Any:
-        main = jax.tree.unflatten(shape["main"], out[:num_main])
-        if not has_aux:
-            return main
-        arrays = iter(out[num_main:])
-        aux = [
-            next(arrays) if ok else other
-            for ok, other in zip(shape["is_array"], shape["others"], strict=True)
-        ]
-        return main, jax.tree.unflatten(shape["aux"], aux)
-
-    return _TracedFunction(closed=closed, num_main=num_main, rebuild=rebuild)
 
 
 def _mark_turn(x: Any, index: int) -> Any:

@@ -14,7 +14,8 @@ from jax.core import Tracer
 
 from jaxswap import _compat
 from jaxswap._errors import BadArgumentError
-from jaxswap.apply import place, schedule
+from jaxswap.apply import jaxprs, place, schedule
+from jaxswap.apply.check import check_applied
 from jaxswap.apply.decision import ACTIONS, Action, Decision, NamedValue
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
@@ -64,6 +65,7 @@ def apply_decisions(
     *,
     default: Action = "recompute",
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
+    inspect: Callable[[Sequence[NamedValue], Callable, Sequence[Any]], None] | None = None,
 ) -> Callable:
     """A step that keeps, offloads and recomputes as decided.
 
@@ -73,6 +75,8 @@ def apply_decisions(
         default: what to do with all others. Outputs of loops, and of ops with side effects,
             are kept rather than recomputed.
         min_heavy_bytes: ops that touch less are not scheduled around.
+        inspect: called with the step's values, the step as a function of its arrays alone,
+            and these arrays, before anything is rewritten.
 
     Returns:
         A function with the signature and pytrees of `fn`, for `jax.jit`.
@@ -94,12 +98,14 @@ def apply_decisions(
     @functools.wraps(fn)
     def applied(*args, **kwargs):
         dynamic, rebuild = _split_static(args, kwargs)
+        call = lambda *xs: fn(*(inner := rebuild(xs))[0], **inner[1])
         step = rewrite_step(
-            lambda *xs: fn(*(call := rebuild(xs))[0], **call[1]),
+            call,
             decisions,
             dynamic,
             default=default,
             min_heavy_bytes=min_heavy_bytes,
+            inspect=lambda values: inspect(values, call, dynamic) if inspect else None,
         )
         out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *dynamic)
         return jax.tree.unflatten(step.out_tree, out)
@@ -115,8 +121,9 @@ def rewrite_step(
     *,
     default: Action = "recompute",
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
+    inspect: Callable[[Sequence[NamedValue]], None] | None = None,
 ) -> AppliedStep:
-    """Rewrites a step for one signature, and says what became of the decisions."""
+    """Rewrites a step for one signature, checks it, and says what became of the decisions."""
     _check_default(default)
     _compat.warn_if_unknown_version()
     otherwise = Decision(action=default)
@@ -125,6 +132,8 @@ def rewrite_step(
     is_wanted = lambda name: default == "offload" or decisions.get(name, otherwise) != otherwise
     unnamed = Decision(action="recompute") if default == "offload" else otherwise
     traced = place.trace_step(fn, args, dict(kwargs or {}), is_wanted)
+    if inspect is not None:
+        inspect(traced.values)
     _check_names(decisions, traced.values)
     ledger = Ledger(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
@@ -133,14 +142,24 @@ def rewrite_step(
     if default == "keep" and not any(is_wanted(name) for name in decisions):
         closed = place.trace_plain(fn, args, dict(kwargs or {}))
     else:
-        closed = schedule.schedule_step(traced.closed, ledger)
-    return AppliedStep(
+        # What nothing needs, such as the gradient of an input, is not served.
+        closed = schedule.schedule_step(jaxprs.remove_dead_code(traced.closed), ledger)
+    step = AppliedStep(
         closed=closed,
         out_tree=traced.out_tree,
         values=traced.values,
         offloaded=tuple(ledger.offloaded),
-        demoted=dict(ledger.demoted),
+        demoted=_find_unread(decisions, ledger.offloaded) | ledger.demoted,
     )
+    check_applied(step, decisions, traced.closed)
+    return step
+
+
+def _find_unread(decisions: Mapping[str, Decision], offloaded: Sequence[str]) -> dict[str, str]:
+    """Offloads that were decided and never asked for, with the reason."""
+    done = set(offloaded)
+    unread = [n for n, d in decisions.items() if d.action == "offload" and n not in done]
+    return dict.fromkeys(unread, "not offloaded: nothing of the backward pass reads it")
 
 
 def _split_static(args: tuple, kwargs: dict) -> tuple[list[Any], Callable]:

@@ -39,12 +39,12 @@ class Forecasts:
 class _Tables:
     """What happens at each op, in every plan of a chunk: arrays `[ops + 1, plans]`, flat."""
 
-    def __init__(self, num_ops: int, num_plans: int, scratch_bytes: Ints):
+    def __init__(self, num_ops: int, num_plans: int, scratch_bytes: Ints, num_shared: int):
         size = (num_ops + 1) * num_plans
         self.num_plans = num_plans
         self.change_bytes = np.zeros(size, dtype=np.int64)
         self.scratch_bytes = np.repeat(scratch_bytes, num_plans)
-        self.again_s = np.zeros(size)  # recomputation before an op
+        self.again_s = np.zeros(size)  # recomputation before an op, less what it is spared
         self.out_s = np.zeros(size)  # offloads issued behind it
         self.in_s = np.zeros(size)  # reloads issued before it
         # The op that issued the last of the copies an op waits for; -1: it waits for none.
@@ -53,6 +53,9 @@ class _Tables:
         self.host_bytes = np.zeros(num_plans, dtype=np.int64)
         self.moved_bytes = np.zeros(num_plans, dtype=np.int64)
         self.recompute_s = np.zeros(num_plans)
+        self.spared_s = np.zeros(num_plans)
+        # Of the ops that recomputations share: whether it runs again already.
+        self.is_done = np.zeros((num_shared, num_plans), dtype=bool)
 
     def rows(self, flat: NDArray[Any]) -> NDArray[Any]:
         return flat.reshape(-1, self.num_plans)
@@ -98,14 +101,21 @@ def simulate_many(
 
 def _simulate_chunk(timeline: Timeline, actions: Ints, windows: Ints, aheads: Ints) -> Forecasts:
     num_plans = actions.shape[1]
-    tables = _Tables(timeline.num_ops, num_plans, timeline.scratch_bytes)
+    num_shared = len(timeline.shared_s)
+    tables = _Tables(timeline.num_ops, num_plans, timeline.scratch_bytes, num_shared)
     _fill_tables(timeline, tables, actions, windows, aheads)
     bytes_at = np.cumsum(tables.rows(tables.change_bytes)[:-1], axis=0)
     bytes_at += tables.rows(tables.scratch_bytes)
     bytes_at += timeline.fixed_bytes[:, None]
+    is_empty = (actions == KEEP).all(axis=0)
+    if is_empty.any():
+        bytes_at[:, is_empty] += timeline.implicit_bytes[:, None]
     peak_op = bytes_at.argmax(axis=0)
     step_s = _run_clocks(timeline, tables)
-    busy_s = float(timeline.op_s.sum()) + tables.recompute_s
+    busy_s = float(timeline.op_s.sum()) + tables.recompute_s - tables.spared_s
+    # Without copies nothing waits, so what is implicit can be added behind the clocks.
+    step_s[is_empty] += timeline.implicit_s.sum()
+    busy_s[is_empty] += timeline.implicit_s.sum()
     return Forecasts(
         peak_bytes=bytes_at[peak_op, np.arange(num_plans)],
         step_s=step_s,
@@ -147,9 +157,14 @@ def _fill_tables(
                 end = scope.lift_last[needed[index, again]]
                 last[parent, again] = np.maximum(last[parent, again], end)
         stay = np.flatnonzero(kept)
-        end = timeline.scopes[track.shared].lift_last[last[index, stay]] + 1
+        end = timeline.scopes[track.common].lift_last[last[index, stay]] + 1
         tables.change_bytes[tables.at(track.kept_first, stay)] += track.kept_bytes
         tables.change_bytes[tables.at(end, stay)] -= track.kept_bytes
+        if track.spared:
+            away = np.flatnonzero(~kept)
+            tables.spared_s[away] += track.spared_s
+            for op in track.spared:
+                tables.again_s[tables.at(op, away)] -= timeline.op_s[op]
 
 
 def _add_offloads(
@@ -204,7 +219,11 @@ def _add_recomputed(
     again_at = at(needed, plans)
     change[again_at] += track.back_bytes
     change[at(last + 1, plans)] -= track.back_bytes
-    seconds = track.recompute_s or 0.0
+    seconds = np.full(len(plans), track.own_s)
+    for slot in track.shared:
+        is_done = tables.is_done[slot]
+        seconds += timeline.shared_s[slot] * ~is_done[plans]
+        is_done[plans] = True
     tables.again_s[again_at] += seconds
     tables.recompute_s[plans] += seconds
     if track.recompute_bytes:

@@ -98,6 +98,7 @@ class _Course:
     due: int = 0
     leaves: int = 0
     returns: int = 0
+    again_s: float = 0.0
 
 
 def simulate(
@@ -133,8 +134,15 @@ def simulate(
             "`program.candidate_names`."
         )
     timeline = build_timeline(program, device, efficiency)
-    baseline = _play(timeline, [KEEP] * len(names), names, program.base_bytes)
+    unplanned = replace(
+        timeline,
+        fixed_bytes=timeline.fixed_bytes + timeline.implicit_bytes,
+        op_s=timeline.op_s + timeline.implicit_s,
+    )
+    baseline = _play(unplanned, [KEEP] * len(names), names, program.base_bytes)
     planned = [decisions.get(name, KEEP) for name in names]
+    if all(decision.action == "keep" for decision in planned):
+        return replace(baseline, baseline=baseline)
     return replace(_play(timeline, planned, names, program.base_bytes), baseline=baseline)
 
 
@@ -146,13 +154,12 @@ def _play(
     step_s, stall_s = _run_clocks(timeline, courses)
     peak_bytes = max(bytes_at, default=base_bytes)
     offloaded = [c.track for c in courses if c.action == "offload"]
-    recomputed = [c.track for c in courses if c.action == "recompute"]
     return Forecast(
         peak_bytes=peak_bytes,
         step_s=step_s,
         host_bytes=sum(track.host_bytes for track in offloaded),
         offload_bytes=sum(track.moved_bytes for track in offloaded),
-        recompute_s=sum(track.recompute_s or 0.0 for track in recomputed),
+        recompute_s=sum(course.again_s for course in courses),
         stall_s=stall_s,
         peak_op=bytes_at.index(peak_bytes) if bytes_at else 0,
         bytes_at=tuple(bytes_at),
@@ -167,13 +174,19 @@ def _play(
 def _settle(timeline: Timeline, decisions: list[Decision]) -> list[_Course]:
     """What becomes of each candidate; children first, for they need their parents."""
     courses = [_Course(t, "keep", t.needed, t.last) for t in timeline.tracks]
+    done: set[int] = set()  # of the shared ops, those that run again already
     for course, decision in reversed(list(zip(courses, decisions, strict=True))):
         track = course.track
         if decision.action == "offload" and track.can_offload:
             _try_offload(timeline, course, decision)
         elif decision.action == "recompute" and track.recompute_s is not None:
             _try_recompute(timeline, course)
-        for parent in track.parents if course.action == "recompute" else ():
+        if course.action != "recompute":
+            continue
+        course.again_s = track.own_s
+        course.again_s += sum(timeline.shared_s[slot] for slot in track.shared if slot not in done)
+        done.update(track.shared)
+        for parent in track.parents:
             scope = timeline.scopes[courses[parent].track.backward]
             courses[parent].needed = min(
                 courses[parent].needed, int(scope.lift_first[course.needed])
@@ -215,7 +228,7 @@ def _sum_bytes(timeline: Timeline, courses: list[_Course]) -> list[int]:
     for course in courses:
         track = course.track
         if course.action == "keep":
-            last = int(timeline.scopes[track.shared].lift_last[course.last])
+            last = int(timeline.scopes[track.common].lift_last[course.last])
             stays = [(range(track.kept_first, last + 1), track.kept_bytes)]
         else:
             before = range(track.made_first, course.leaves)
@@ -241,9 +254,13 @@ def _run_clocks(timeline: Timeline, courses: list[_Course]) -> tuple[float, floa
             in_due[course.needed].append(course)
         elif course.action == "recompute":
             again_at[course.needed].append(course)
+    op_s = timeline.op_s.copy()
+    for course in courses:
+        if course.action != "keep":
+            op_s[list(course.track.spared)] = 0.0
     now_s = stall_s = to_host_s = to_device_s = 0.0
     out_end_s, in_end_s = {}, {}
-    for op, op_s in enumerate(timeline.op_s.tolist()):
+    for op, work_s in enumerate(op_s.tolist()):
         ready_s = max((out_end_s[c.track.producer] for c in out_due[op]), default=0.0)
         stall_s, now_s = stall_s + max(ready_s - now_s, 0.0), max(now_s, ready_s)
         if in_at[op]:
@@ -254,7 +271,7 @@ def _run_clocks(timeline: Timeline, courses: list[_Course]) -> tuple[float, floa
             in_end_s[op] = to_device_s
         ready_s = max((in_end_s[c.returns] for c in in_due[op]), default=0.0)
         stall_s, now_s = stall_s + max(ready_s - now_s, 0.0), max(now_s, ready_s)
-        now_s += sum(course.track.recompute_s or 0.0 for course in again_at[op]) + op_s
+        now_s += sum(course.again_s for course in again_at[op]) + work_s
         if out_at[op]:
             start_s = max(now_s, to_host_s)
             copy_s = sum(course.track.out_s for course in out_at[op])

@@ -8,13 +8,15 @@ applied schedule does (`jaxswap/apply/order.py`). They are counted within a *sco
 the step or the body of one loop, because a copy cannot leave the trip it was started in.
 """
 
-from dataclasses import dataclass
+import itertools
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxswap.model.device import Device
-from jaxswap.model.kernel import FITTED, Efficiency, kernel_s
+from jaxswap.model.kernel import FITTED, Efficiency, KernelCost, kernel_s
 from jaxswap.model.transfer import transfer_s
 from jaxswap.program import liveness
 from jaxswap.program.ir import Candidate, Program
@@ -65,12 +67,17 @@ class Track:
         out_s: seconds of the copy to the host, all trips.
         in_s: seconds of the copy back, all trips.
         recompute_s: seconds to make it again, all trips; None if that cannot be done.
+        own_s: the part of them that no other candidate's recomputation shares.
+        shared: the rest, as positions in `Timeline.shared_s`.
         recompute_bytes: what is there besides while it is made again.
+        spared: ops that do not run if it is not kept: they write it to a loop's stack, or read
+            it from there.
+        spared_s: seconds of them.
         can_offload: whether it may be in host memory.
         leaves_always: whether it is gone between its loops, however close they are.
         forward: the scope it is made in, as a position in `Timeline.scopes`.
         backward: the scope it is needed in.
-        shared: the innermost scope that holds both.
+        common: the innermost scope that holds both.
         parents: what it is recomputed from.
     """
 
@@ -88,12 +95,16 @@ class Track:
     out_s: float
     in_s: float
     recompute_s: float | None
+    own_s: float
+    shared: tuple[int, ...]
     recompute_bytes: int
+    spared: tuple[int, ...]
+    spared_s: float
     can_offload: bool
     leaves_always: bool
     forward: int
     backward: int
-    shared: int
+    common: int
     parents: tuple[int, ...]
 
 
@@ -102,19 +113,27 @@ class Timeline:
     """A step on a device, ready to be simulated.
 
     Attributes:
-        op_s: seconds of each op, all trips.
-        fixed_bytes: device bytes at each op besides the candidates and the op's scratch.
+        op_s: seconds of each op, all trips, under any plan that is not empty.
+        implicit_s: what comes to that if the plan is empty: writing and reading implicit values.
+        fixed_bytes: device bytes at each op besides the candidates and the op's scratch, under
+            any plan that is not empty.
+        implicit_bytes: what comes to that if the plan is empty.
         scratch_bytes: what each op needs only while it runs.
         tracks: the candidates.
+        shared_s: seconds of each op that several candidates' recomputations share: it runs a
+            second time only once, for the first of them that needs it.
         scopes: the step, and then its loops.
         to_host_fraction: what is left of the rate of offloads while reloads run.
         to_device_fraction: what is left of the rate of reloads while offloads run.
     """
 
     op_s: Floats
+    implicit_s: Floats
     fixed_bytes: Ints
+    implicit_bytes: Ints
     scratch_bytes: Ints
     tracks: tuple[Track, ...]
+    shared_s: Floats
     scopes: tuple[Scope, ...]
     to_host_fraction: float
     to_device_fraction: float
@@ -128,14 +147,28 @@ class Timeline:
 def build_timeline(program: Program, device: Device, efficiency: Efficiency = FITTED) -> Timeline:
     """Works out, once per program and device, what does not depend on the plan."""
     decided = {candidate.value for candidate in program.candidates}
-    fixed = [x for x in liveness.find_lifetimes(program) if x.value not in decided]
-    alive = liveness.sum_lifetimes(fixed, len(program.ops))
-    op_s = [kernel_s(device, op.cost, efficiency) * op.trips for op in program.ops]
+    seconds = lambda op, cost: kernel_s(device, cost, efficiency) * op.trips
+    unplanned_s = np.array([seconds(op, op.cost) for op in program.ops], dtype=np.float64)
+    costs = _planned_costs(program)
+    op_s = [seconds(op, cost) for op, cost in zip(program.ops, costs, strict=True)]
+    again = _time_recomputations(program, device, efficiency)
+    sharers = Counter(op for each in again if each for op in each)
+    shared = sorted(op for op, count in sharers.items() if count > 1)
+    slots = {op: slot for slot, op in enumerate(shared)}
+    shared_s = [max(each[op] for each in again if each and op in each) for op in shared]
+    unplanned = _sum_fixed(program, liveness.find_lifetimes(program), decided)
+    planned = _sum_fixed(program, liveness.find_lifetimes(program, is_planned=True), decided)
     return Timeline(
         op_s=np.array(op_s, dtype=np.float64),
-        fixed_bytes=np.array(alive, dtype=np.int64) + program.base_bytes,
+        implicit_s=unplanned_s - np.array(op_s, dtype=np.float64),
+        fixed_bytes=planned + program.base_bytes,
+        implicit_bytes=unplanned - planned,
         scratch_bytes=np.array([op.scratch_bytes for op in program.ops], dtype=np.int64),
-        tracks=tuple(_build_track(program, c, device, efficiency) for c in program.candidates),
+        tracks=tuple(
+            _build_track(program, candidate, device, op_s, seconds, slots, shared_s)
+            for candidate, seconds in zip(program.candidates, again, strict=True)
+        ),
+        shared_s=np.array(shared_s, dtype=np.float64),
         scopes=tuple(_build_scope(program, s) for s in (None, *range(len(program.loops)))),
         to_host_fraction=device.to_host.both_fraction,
         to_device_fraction=device.to_device.both_fraction,
@@ -150,6 +183,48 @@ def slowed_end_s(start_s, copy_s, other_end_s, fraction):
     """
     overlap_s = np.minimum(np.maximum(other_end_s - start_s, 0.0), copy_s / fraction)
     return start_s + copy_s + overlap_s * (1.0 - fraction)
+
+
+def _sum_fixed(program: Program, lifetimes: list[liveness.Lifetime], decided: set[int]) -> Ints:
+    fixed = [life for life in lifetimes if life.value not in decided]
+    return np.array(liveness.sum_lifetimes(fixed, len(program.ops)), dtype=np.int64)
+
+
+def _planned_costs(program: Program) -> list[KernelCost]:
+    """The work of each op of a planned step: what is implicit is neither written nor read."""
+    spared = [0] * len(program.ops)
+    for value in program.values:
+        if value.is_implicit and value.producer is not None:
+            forward = [op for op in value.readers if program.ops[op].phase != "backward"]
+            backward = [op for op in value.readers if program.ops[op].phase == "backward"]
+            for op in backward if forward else (value.producer, *backward):
+                spared[op] += value.size_bytes
+    return [
+        replace(op.cost, size_bytes=max(op.cost.size_bytes - spare, 0.0)) if spare else op.cost
+        for op, spare in zip(program.ops, spared, strict=True)
+    ]
+
+
+def _time_recomputations(
+    program: Program, device: Device, efficiency: Efficiency
+) -> list[dict[int, float] | None]:
+    """Seconds of the ops that make each candidate again, all trips; None where none can.
+
+    Kernels of which it is not known what they repeat get numbers of their own, below zero.
+    """
+    found: list[dict[int, float] | None] = []
+    unknown = itertools.count(-1, -1)
+    for candidate in program.candidates:
+        value, kernels = program.values[candidate.value], candidate.recompute
+        if kernels is None or value.is_argument or value.is_output:
+            found.append(None)
+            continue
+        ops = candidate.recompute_ops or tuple(itertools.islice(unknown, len(kernels)))
+        seconds: dict[int, float] = defaultdict(float)
+        for op, kernel in zip(ops, kernels, strict=True):
+            seconds[op] += kernel_s(device, kernel, efficiency) * value.trips
+        found.append(dict(seconds))
+    return found
 
 
 def _build_scope(program: Program, loop: int | None) -> Scope:
@@ -173,19 +248,26 @@ def _build_scope(program: Program, loop: int | None) -> Scope:
 
 
 def _build_track(
-    program: Program, candidate: Candidate, device: Device, efficiency: Efficiency
+    program: Program,
+    candidate: Candidate,
+    device: Device,
+    op_s: list[float],
+    again: dict[int, float] | None,
+    slots: dict[int, int],
+    shared_s: list[float],
 ) -> Track:
     value = program.values[candidate.value]
     producer = 0 if value.producer is None else value.producer
-    shared, forward, backward = _find_scopes(program, candidate, producer)
+    common, forward, backward = _find_scopes(program, candidate, producer)
     stacked = liveness.count_stacked(program, value)
     later = [op for op in value.readers if op > candidate.last_forward]
     last = max(candidate.last_backward, *later, candidate.first_backward)
     in_base = value.is_argument or value.is_output
     depth = len(liveness.loop_chain(program, candidate.first_backward))
     is_whole = depth < len(liveness.loop_chain(program, producer))
-    kernels = candidate.recompute
-    seconds = None if kernels is None else sum(kernel_s(device, k, efficiency) for k in kernels)
+    own_s = float(sum(s for op, s in (again or {}).items() if op not in slots))
+    shared = tuple(slots[op] for op in again or () if op in slots)
+    spared = _find_spared(program, candidate)
     size = 0 if in_base else value.size_bytes
     made_first, made_last = liveness.span_from(program, producer, forward)
     return Track(
@@ -194,7 +276,7 @@ def _build_track(
         read_end=liveness.span_from(program, candidate.last_forward, forward)[1] + 1,
         needed=liveness.span_from(program, candidate.first_backward, backward)[0],
         last=liveness.span_from(program, last, backward)[1],
-        kept_first=liveness.span_from(program, producer, shared)[0],
+        kept_first=liveness.span_from(program, producer, common)[0],
         size_bytes=size,
         kept_bytes=size * stacked,
         back_bytes=size * (stacked if is_whole else 1),
@@ -202,15 +284,30 @@ def _build_track(
         moved_bytes=size * value.trips,
         out_s=value.trips * transfer_s(device, float(size), "to_host"),
         in_s=value.trips * transfer_s(device, float(size), "to_device"),
-        recompute_s=None if seconds is None or in_base else seconds * value.trips,
+        recompute_s=None if again is None else own_s + sum(shared_s[slot] for slot in shared),
+        own_s=own_s,
+        shared=shared,
         recompute_bytes=candidate.recompute_bytes,
+        spared=spared,
+        spared_s=sum(op_s[op] for op in spared),
         can_offload=candidate.can_offload and not in_base,
         leaves_always=forward != backward,
         forward=_position(forward),
         backward=_position(backward),
-        shared=_position(shared),
+        common=_position(common),
         parents=candidate.parents,
     )
+
+
+def _find_spared(program: Program, candidate: Candidate) -> tuple[int, ...]:
+    """The ops that do nothing but write a candidate to a loop's stack, or read it from there."""
+    value = program.values[candidate.value]
+    if not value.is_stacked or value.producer is None:
+        return ()
+    ops, only = program.ops, (candidate.value,)
+    makes = lambda op: ops[op].name == "stack" and ops[op].writes == only
+    reads = lambda op: ops[op].name == "dynamic_slice" and ops[op].reads == only
+    return (*filter(makes, (value.producer,)), *filter(reads, value.readers))
 
 
 def _position(loop: int | None) -> int:
@@ -222,10 +319,10 @@ def _find_scopes(
 ) -> tuple[int | None, int | None, int | None]:
     """The loops that hold all uses of a candidate, its making, and its return."""
     value = program.values[candidate.value]
-    shared = liveness.common_loop(program, (producer, *value.readers, candidate.first_backward))
+    common = liveness.common_loop(program, (producer, *value.readers, candidate.first_backward))
     if not value.is_stacked:
-        return shared, shared, shared
+        return common, common, common
     made_in = liveness.loop_chain(program, producer)
     needed_in = liveness.loop_chain(program, candidate.first_backward)[: len(made_in)]
     forward = made_in[-1] if made_in else None
-    return shared, forward, needed_in[-1] if needed_in else None
+    return common, forward, needed_in[-1] if needed_in else None

@@ -151,7 +151,9 @@ def run_planner(
     if time_limit_s is not None and hasattr(chosen, "time_limit_s"):
         chosen = dataclasses.replace(chosen, time_limit_s=time_limit_s)  # pyright: ignore
     if problem.num_candidates == 0:
-        raise BudgetInfeasibleError(explain_infeasible(problem, chosen.name, problem.baseline))
+        floor = problem.baseline
+        message = explain_infeasible(problem, chosen.name, floor)
+        raise BudgetInfeasibleError(message, floor_bytes=floor.peak_bytes)
     solution = chosen.solve(problem, np.random.default_rng(seed), progress)
     if solution.forecast.fits(problem.budget_bytes, problem.host_budget_bytes):
         return solution
@@ -163,7 +165,7 @@ def run_planner(
         message = explain_infeasible(problem, chosen.name, solution.forecast)
         size = format_bytes(floor.peak_bytes)
         message += f' Other planners can: `planner="genetic"` gets to {size}.'
-    raise BudgetInfeasibleError(message)
+    raise BudgetInfeasibleError(message, floor_bytes=floor.peak_bytes)
 
 
 def run_ladder(

@@ -2,7 +2,7 @@
 
 Input: a `Problem`. Output: the fastest of a few hundred plans that fit. Candidates leave one
 after the other, the most bytes per second first, in several orders (recompute first, offload
-first, offload as much as the link can carry); each order is simulated at every length. Then
+first, offload as much as the link can carry, recompute only from what stays); each order is simulated at every length. Then
 what turned out not to be needed is given back, at each of a ladder of budgets.
 
 None of the plans depends on the budget, which only picks among them: so a tighter budget never
@@ -87,7 +87,7 @@ def list_orders(problem: Problem) -> list[Genes]:
         mixes = [np.where(away != KEEP_GENE, away, either)]
         mixes += [_share_link(problem, away, either, share) for share in (0.25, 0.5, 0.75, 1.0)]
         if spread == 0:
-            mixes.append(either)
+            mixes += [either, _keep_parents(problem, either)]
         for choice in mixes:
             plans.append(_cut(choice, _order_by_rate(problem, choice)))
     earliest = np.arange(problem.num_candidates)
@@ -122,13 +122,30 @@ def _share_link(problem: Problem, away: Genes, either: Genes, share: float) -> G
     return choice
 
 
+def _keep_parents(problem: Problem, choice: Genes) -> Genes:
+    """Recomputes nothing from what is recomputed: the best rate first, its relatives stay.
+
+    Whole chains of recomputed values come back at once; single ones one by one.
+    """
+    tracks = problem.timeline.tracks
+    kept: set[int] = set()
+    chosen = np.full_like(choice, KEEP_GENE)
+    for index in _order_by_rate(problem, choice).tolist():
+        parents = tracks[index].parents
+        is_free = index not in kept and all(chosen[p] != RECOMPUTE_GENE for p in parents)
+        if choice[index] == RECOMPUTE_GENE and is_free:
+            chosen[index] = RECOMPUTE_GENE
+            kept.update(parents)
+    return chosen
+
+
 def _order_by_rate(problem: Problem, choice: Genes) -> np.ndarray:
     """Candidates by bytes × idle seconds that leave per second that it costs, best first."""
     tracks = problem.timeline.tracks
     ends_s = np.concatenate([[0.0], np.cumsum(problem.timeline.op_s)])
     idle_s = np.array([ends_s[t.needed] - ends_s[t.read_end] for t in tracks])
     size = np.array([t.kept_bytes for t in tracks], dtype=np.float64)
-    again_s = np.array([t.recompute_s or 0.0 for t in tracks])
+    again_s = np.array([max((t.recompute_s or 0.0) - t.spared_s, 0.0) for t in tracks])
     copy_s = np.array([t.in_s + t.out_s for t in tracks])
     exposed_s = np.where(choice == RECOMPUTE_GENE, again_s, np.maximum(copy_s - idle_s, 0.0))
     rate = size * (idle_s + 1e-12) / (exposed_s + 0.01 * copy_s + 1e-12)

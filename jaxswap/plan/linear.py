@@ -4,8 +4,8 @@ Input: a `Problem` and the ops at which its budget is enforced. Output: a `Linea
 of `matrix @ columns <= limits`, which every plan of the simulator satisfies.
 
 Columns: offload and recompute (binary, one each per candidate), the waiting, the parents that
-a recomputed child needs early, and for a few *checkpoints* the part of each candidate that is
-away on the host then. Bytes are in units of the budget and seconds in units of the step.
+a recomputed child needs early, for a few *checkpoints* the part of each candidate that is
+away on the host then, and the ops that several recomputations share. Bytes are in units of the budget and seconds in units of the step.
 - Bytes at an op: fixed ones, what is kept, what has not left yet (with the shortest window, or
   at checkpoints as far as it is away), what is needed now, and parents from the op at which a
   recomputed child needs them. Left out: children that are needed early by their children.
@@ -54,6 +54,7 @@ class LinearModel:
         self.needed = np.array([track.needed for track in self.tracks])
         self.leaves = np.array([self._first_leave(track) for track in self.tracks])
         self.again_s = np.array([track.recompute_s or 0.0 for track in self.tracks])
+        self.own_s = np.array([track.own_s for track in self.tracks])
         self.copies_s = (
             np.array([track.out_s for track in self.tracks]),
             np.array([track.in_s for track in self.tracks]),
@@ -62,12 +63,16 @@ class LinearModel:
         self.early = self._list_early()
         self.checkpoints = _thin(ops, _MAX_CHECKPOINTS)
         self.first_away = 2 * self.count + 1 + len(self.early)
-        self.num_columns = self.first_away + self.count * len(self.checkpoints)
+        self.first_shared = self.first_away + self.count * len(self.checkpoints)
+        self.num_columns = self.first_shared + len(problem.timeline.shared_s)
 
     def costs(self) -> Floats:
         """Seconds besides the ops themselves, of each column."""
         costs = np.zeros(self.num_columns)
-        costs[self.count : 2 * self.count] = self.again_s / self.scale_s
+        spared_s = np.array([track.spared_s for track in self.tracks])
+        costs[: self.count] = -spared_s / self.scale_s
+        costs[self.count : 2 * self.count] = (self.own_s - spared_s) / self.scale_s
+        costs[self.first_shared :] = self.problem.timeline.shared_s / self.scale_s
         costs[2 * self.count] = 1.0
         return costs
 
@@ -90,7 +95,7 @@ class LinearModel:
     def rows(self) -> Rows:
         """All inequalities."""
         parts = [self._choose_one(), self._bytes(), self._early_rows(), self._away_rows()]
-        parts += [self._go_out(), self._come_in()]
+        parts += [self._go_out(), self._come_in(), self._shared_rows()]
         if self.problem.host_budget_bytes is not None:
             matrix = np.zeros((1, self.num_columns))
             matrix[0, : self.count] = [track.host_bytes for track in self.tracks]
@@ -145,7 +150,7 @@ class LinearModel:
         timeline, count, ops = self.problem.timeline, self.count, self.ops
         matrix, kept = np.zeros((len(ops), self.num_columns)), np.zeros(len(ops))
         for index, track in enumerate(self.tracks):
-            last = int(timeline.scopes[track.shared].lift_last[track.last])
+            last = int(timeline.scopes[track.common].lift_last[track.last])
             stay = _rows(ops, track.kept_first, last + 1)
             kept[stay] += track.kept_bytes
             columns, ends = (index, count + index), (int(self.leaves[index]), track.read_end)
@@ -192,7 +197,18 @@ class LinearModel:
         left = sparse.vstack([-eye] * num)
         middle = sparse.csr_array((num * self.count, self.first_away - self.count))
         away = sparse.eye_array(num * self.count)
-        return sparse.csr_array(sparse.hstack([left, middle, away])), np.zeros(num * self.count)
+        rest = sparse.csr_array((num * self.count, self.num_columns - self.first_shared))
+        matrix = sparse.hstack([left, middle, away, rest])
+        return sparse.csr_array(matrix), np.zeros(num * self.count)
+
+    def _shared_rows(self) -> Rows:
+        """An op that recomputations share runs again if any of them does."""
+        pairs = [(index, slot) for index, t in enumerate(self.tracks) for slot in t.shared]
+        matrix = sparse.lil_array((len(pairs), self.num_columns))
+        for row, (index, slot) in enumerate(pairs):
+            matrix[row, self.count + index] = 1.0
+            matrix[row, self.first_shared + slot] = -1.0
+        return matrix.tocsr(), np.zeros(len(pairs))
 
     def _go_out(self) -> Rows:
         first_back = int(self.earliest.min())

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxswap._units import format_bytes
 from jaxswap.apply.decision import Decision
+from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.base import Solution
 from jaxswap.plan.problem import Problem
@@ -56,7 +57,11 @@ class Plan:
         planner: the name of the planner that made it.
         seed: of that planner.
         fingerprint: of the program it was made for.
+        always_kept: names that are no candidates, and that the forecast takes to be kept.
         is_confirmed: whether the compiled step was found to be within the budget.
+        compiled_bytes: what the compiled step needs on the device; None if not confirmed.
+        replayed_s: seconds of its replayed schedule, likewise.
+        hints: microseconds of its instructions, for XLA's scheduler (`apply/overlap.py`).
 
     Example:
         >>> plan = Plan(
@@ -81,10 +86,14 @@ class Plan:
     planner: str = ""
     seed: int = 0
     fingerprint: str = ""
+    always_kept: tuple[str, ...] = ()
     is_confirmed: bool = False
+    compiled_bytes: int | None = None
+    replayed_s: float | None = None
+    hints: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("decisions", "values"):
+        for name in ("decisions", "values", "hints"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,6 +106,12 @@ class Plan:
     def is_empty(self) -> bool:
         """Whether everything is kept: the step stays as it is."""
         return all(decision.action == "keep" for decision in self.decisions.values())
+
+    @property
+    def all_decisions(self) -> dict[str, Decision]:
+        """What `apply` is told: the decisions, and "keep" for what is always kept."""
+        kept = dict.fromkeys(self.always_kept, Decision(action="keep"))
+        return kept | dict(self.decisions)
 
     def names(self, action: str) -> tuple[str, ...]:
         """The values for which `action` was decided, in program order."""
@@ -120,6 +135,13 @@ class Plan:
             offload_src="device",
             offload_dst="pinned_host",
         )
+
+    def compiler_options(self) -> dict[str, Any]:
+        """XLA options that let the plan's copies overlap compute, for `jax.jit` on a GPU.
+
+        `swap_offload` passes them by itself. A plan without offloads needs none.
+        """
+        return overlap_options(self.hints) if self.names("offload") else {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a versioned JSON file; the forecast without its curve."""
@@ -187,6 +209,7 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
         planner=solution.planner,
         seed=seed,
         fingerprint=program.fingerprint,
+        always_kept=program.kept_names,
     )
 
 

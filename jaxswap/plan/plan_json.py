@@ -9,10 +9,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxswap._errors import BadArgumentError
+from jaxswap._files import write_whole
 from jaxswap.apply.decision import Decision
 from jaxswap.model.device_json import read_json
 from jaxswap.model.simulate import Forecast
@@ -33,6 +33,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "baseline": (dict, type(None)), "decisions": (dict,), "forecast": (dict,),
     "budget_bytes": (int,), "host_budget_bytes": (int, type(None)), "device": (str,),
     "planner": (str,), "seed": (int,), "fingerprint": (str,), "is_confirmed": (bool,),
+    "always_kept": (list,), "compiled_bytes": (int, type(None)), "hints": (dict,),
+    "replayed_s": (int, float, type(None)),
     "size_bytes": (int,), "label": (str,), "source": (str,), "primitive": (str,),
     "shape": (list,), "dtype": (str,), "trips": (int,), "action": (str,),
     "window_ops": (int,), "reload_ahead_ops": (int,),
@@ -41,7 +43,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Writes a plan to a JSON file."""
-    Path(path).write_text(dump_plan(plan), "utf-8")
+    write_whole(path, dump_plan(plan))
 
 
 def dump_plan(plan: Plan) -> str:
@@ -49,7 +51,8 @@ def dump_plan(plan: Plan) -> str:
     header = {"format": FORMAT, "version": VERSION}
     for name in _PLAN:
         if name not in ("decisions", "forecast"):
-            header[name] = getattr(plan, name)
+            stored = getattr(plan, name)
+            header[name] = dict(stored) if isinstance(stored, Mapping) else stored
     header["forecast"] = _forecast_to_json(plan.forecast)
     lines = [
         f"  {json.dumps(name)}: {json.dumps(_value_to_json(plan, name), allow_nan=False)}"
@@ -78,6 +81,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         rest["shape"] = tuple(rest["shape"])
         values[name] = PlannedValue(**rest)
     forecast = _forecast_from_json(body.pop("forecast"), f"{path}, forecast")
+    body["always_kept"] = tuple(body["always_kept"])
     return Plan(decisions=decisions, values=values, forecast=forecast, **body)
 
 

@@ -58,6 +58,7 @@ class _Search:
     def __init__(self, program: Program, graph: Graph, links: Links, named: Mapping):
         self.program, self.graph, self.links, self.named = program, graph, links, named
         self.refused: dict[str, str] = {}
+        self.kept_names: dict[str, None] = {}
         self.implicit: set[int] = set()
         self.found: list[_Found] = []
         self.min_bytes = MIN_BYTES
@@ -97,6 +98,7 @@ class _Search:
                 dataclasses.replace(c, repeat=n) for c, n in zip(candidates, numbers, strict=True)
             ),
             refused=self.refused,
+            kept_names=tuple(name for name in self.kept_names if name not in taken),
         )
 
     def _made_at(self, array: int) -> int:
@@ -219,6 +221,8 @@ class _Search:
             reason = "neither its type nor its op allows anything but keeping it"
         if reason is not None:
             self.refused[shown] = reason
+            if name in self.named and v not in self.implicit:
+                self.kept_names[name] = None
             return
         taken.add(name)
         self.found.append(

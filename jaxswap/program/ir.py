@@ -151,6 +151,8 @@ class Program:
         loops: the loops.
         base_bytes: arguments + outputs − donated ones, which are there throughout.
         refused: values of some size that cannot be decided about: name → the reason.
+        kept_names: names that every plan keeps, though none of them is a candidate: what is
+            too small to decide about, or read again at once. Recomputations start from them.
         fingerprint: equal for equal programs; a plan names the program it was made for.
     """
 
@@ -160,6 +162,7 @@ class Program:
     loops: tuple[Loop, ...] = ()
     base_bytes: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
+    kept_names: tuple[str, ...] = ()
     fingerprint: str = ""
 
     @cached_property

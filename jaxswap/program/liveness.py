@@ -115,20 +115,30 @@ def count_stacked(program: Program, value: Value) -> int:
     return max(trips, 1)
 
 
-def find_lifetimes(program: Program) -> list[Lifetime]:
-    """The lifetimes of all values besides arguments and outputs, which `base_bytes` holds."""
+def find_lifetimes(program: Program, *, is_planned: bool = False) -> list[Lifetime]:
+    """The lifetimes of all values besides arguments and outputs, which `base_bytes` holds.
+
+    Args:
+        program: the step.
+        is_planned: whether a plan is applied to it; implicit values then end with the forward
+            pass.
+    """
     found = []
     for index, value in enumerate(program.values):
         if value.is_argument or value.is_output or value.producer is None:
             continue
         ops = (value.producer, *value.readers)
+        if is_planned and value.is_implicit:
+            ops = tuple(op for op in ops if program.ops[op].phase != "backward")
         scope = common_loop(program, ops)
         spans = [span_from(program, op, scope) for op in ops]
         first, last = spans[0][0], max(end for _, end in spans)
         if scope is not None and min(ops) < value.producer:
             # Read before it is made: by the next trip, so it is there during all of them.
             first, last = program.loops[scope].first_op, program.loops[scope].last_op
-        size_bytes = value.size_bytes * count_stacked(program, value)
+        is_cut = len(ops) <= len(value.readers)
+        stacked = 1 if is_cut else count_stacked(program, value)
+        size_bytes = value.size_bytes * stacked
         found.append(Lifetime(value=index, first_op=first, last_op=last, size_bytes=size_bytes))
     return found
 

@@ -16,8 +16,10 @@ import jax
 import numpy as np
 
 from jaxswap._units import format_bytes, format_seconds
+from jaxswap.apply.step import apply_decisions
 from jaxswap.model.device import Device
 from jaxswap.model.presets import find_device
+from jaxswap.plan.plan import Plan
 from jaxswap.verify.hlo import Module, parse_module
 from jaxswap.verify.memory import MemoryCurve, memory_curve
 from jaxswap.verify.replay import Timeline, replay
@@ -124,6 +126,7 @@ def verify(
     fn: Callable,
     *args: Any,
     device: Device | str | None = None,
+    plan: Plan | None = None,
     donate_argnums: int | tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Verified:
@@ -133,6 +136,7 @@ def verify(
         fn: the step: any traceable function, jitted or not.
         *args: its arguments, arrays or `jax.ShapeDtypeStruct`s.
         device: a preset's name, a `Device` or the path of one; the attached GPU by default.
+        plan: a plan to apply first, with the compiler options that it asks for.
         donate_argnums: as in `jax.jit`. A jitted `fn` brings its own.
         options: XLA options for the compiler.
 
@@ -147,6 +151,9 @@ def verify(
     """
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     target = Device.detect() if device is None else find_device(device)
+    if plan is not None and not plan.is_empty:
+        fn = apply_decisions(fn, plan.all_decisions)
+        options = plan.compiler_options() | dict(options or {})
     if _is_attached(target):
         return _verify_attached(fn, args, target, donated, options)
     compiled = compile_for(fn, args, target, donate_argnums=donated, options=options)

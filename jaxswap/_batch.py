@@ -1,0 +1,339 @@
+"""Batch size: `choose_batch_size`, which batch trains the most samples per second on a device.
+
+Input: a step, and a function from a batch size to its arguments. Output: a `BatchChoice`: the
+size, its plan, and a table of every size looked at.
+A few sizes are traced, the rest predicted; those that could win are planned by the fast planner;
+the best of them and its neighbours are planned as asked for, compiled, and compared by replay.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+
+from jaxswap._api import plan as make_confirmed_plan
+from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap._units import format_bytes
+from jaxswap.model.device import Device, Progress
+from jaxswap.model.presets import find_device
+from jaxswap.plan import batch
+from jaxswap.plan.base import find_planner, run_planner
+from jaxswap.plan.budget import Budget, parse_budget
+from jaxswap.plan.plan import Plan
+from jaxswap.plan.problem import Problem
+from jaxswap.program.trace import trace_program
+
+_QUICK = "exact"
+_RESERVE = 0.05  # of the device, where no budget is given
+_MAX_GROWTH = 16  # times the largest size that fits as it is written
+_FIRST = (4, 8)  # sizes to trace before anything is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRow:
+    """What is known of one batch size. Throughputs are samples per second.
+
+    Attributes:
+        batch_size: the size.
+        unplanned_bytes: device bytes as it is written (forecast).
+        fits: whether that is within the budget.
+        min_swap_bytes: the least that has to leave the device.
+        unplanned: throughput as it is written, whether it fits or not (forecast).
+        ideal: throughput if only those bytes are copied, beside the compute.
+        accumulated: throughput of the largest size that fits, its gradients added up to this
+            size; None if none fits.
+        planned: throughput under a plan (forecast); None if not planned, or no plan fits.
+        replayed: throughput of the compiled schedule; None if not compiled.
+        compiled_bytes: device bytes of that, likewise.
+    """
+
+    batch_size: int
+    unplanned_bytes: int
+    fits: bool
+    min_swap_bytes: int
+    unplanned: float
+    ideal: float
+    accumulated: float | None = None
+    planned: float | None = None
+    replayed: float | None = None
+    compiled_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChoice:
+    """The batch size to train with.
+
+    Attributes:
+        batch_size: the size.
+        plan: for that size; empty if it fits as it is written.
+        min_swap_bytes: the least that has to leave the device at that size.
+        table: every size looked at, by size.
+        reason: why this one, in a sentence.
+        budget_bytes: the device memory it was chosen for.
+        device: the name of the device.
+    """
+
+    batch_size: int
+    plan: Plan
+    min_swap_bytes: int
+    table: tuple[BatchRow, ...]
+    reason: str
+    budget_bytes: int
+    device: str
+
+    def __str__(self) -> str:
+        head = f"{'batch':>6} {'unplanned':>12} {'fits':>5} {'as written':>11} {'ideal':>9}"
+        head += f" {'accumulated':>11} {'planned':>9} {'replayed':>9}   samples/s"
+        lines = [self.reason, head]
+        for row in self.table:
+            mark = "→" if row.batch_size == self.batch_size else " "
+            written = [f"{rate:.1f}" if rate is not None else "–" for rate in (
+                row.unplanned, row.ideal, row.accumulated, row.planned, row.replayed)]  # fmt: skip
+            lines.append(
+                f"{mark}{row.batch_size:>5} {format_bytes(row.unplanned_bytes):>12} "
+                f"{'yes' if row.fits else 'no':>5} {written[0]:>11} {written[1]:>9} "
+                f"{written[2]:>11} {written[3]:>9} {written[4]:>9}"
+            )
+        return "\n".join(lines)
+
+
+def choose_batch_size(
+    fn: Callable,
+    make_args: Callable[[int], Sequence[Any]],
+    *,
+    device: Device | str | None = None,
+    budget: Budget | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    planner: str = "genetic",
+    donate_argnums: int | tuple[int, ...] = (),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> BatchChoice:
+    """Chooses the batch size with the best throughput within a budget.
+
+    Args:
+        fn: the step.
+        make_args: gives the step's arguments for a batch size, arrays or
+            `jax.ShapeDtypeStruct`s; the batch is the first axis of what depends on it.
+        device: a name from `jaxswap.devices()`, a `Device` or its file; the attached GPU by
+            default.
+        budget: as in `jaxswap.plan`; by default the device's memory less 5 %.
+        batch_sizes: the sizes to choose from; by default those that suit the hardware.
+        planner: makes the plans that are compiled. The search before them uses `"exact"`.
+        donate_argnums: as in `jax.jit`.
+        seed: of the planner.
+        progress: called as `progress(done, total, label)`.
+
+    Returns:
+        The choice. Its plan is confirmed by the compiler.
+
+    Raises:
+        BudgetInfeasibleError: no size fits, planned or not.
+        BadArgumentError: `make_args` ignores its argument, or the batch is not the first axis.
+    """
+    target = Device.detect() if device is None else find_device(device)
+    search = _Search(
+        fn=fn,
+        make_args=make_args,
+        device=target,
+        budget_bytes=parse_budget(1.0 - _RESERVE if budget is None else budget, target),
+        planner=find_planner(planner).name,
+        donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
+        seed=seed,
+        report=progress or (lambda done, total, label: None),
+    )
+    return search.run(_check_sizes(batch_sizes))
+
+
+@dataclass(kw_only=True, eq=False)
+class _Search:
+    fn: Callable
+    make_args: Callable[[int], Sequence[Any]]
+    device: Device
+    budget_bytes: int
+    planner: str
+    donated: tuple[int, ...]
+    seed: int
+    report: Progress
+
+    def __post_init__(self):
+        self.problem_at = cache(self._trace)
+        self.samples: dict[int, batch.Sample] = {}
+
+    def run(self, asked: list[int] | None) -> BatchChoice:
+        sizes = self._look_around(asked)
+        samples = batch.predict_samples(self.samples, sizes)
+        bounds = {b: batch.find_bound_s(samples[b], self.budget_bytes, self.device) for b in sizes}
+        quick = dict(batch.search_sizes(bounds, lambda size: self._plan_quickly(size, samples)))
+        if not quick:
+            raise self._explain_nothing_fits(min(sizes))
+        first = batch.choose_best({b: b / s for b, s in quick.items()})
+        plans = self._compile(batch.find_neighbours(list(quick), first))
+        if not plans:
+            raise self._explain_nothing_fits(min(sizes))
+        rates = {b: b / (plan.replayed_s or 1.0) for b, plan in plans.items()}
+        best = batch.choose_best(rates)
+        samples = batch.predict_samples(self.samples, sizes)  # more is known than before
+        rows = [self._row(b, samples, quick, plans) for b in sorted(sizes)]
+        return BatchChoice(
+            batch_size=best,
+            plan=plans[best],
+            min_swap_bytes=batch.find_min_swap_bytes(samples[best], self.budget_bytes),
+            table=tuple(rows),
+            reason=_give_reason(best, rows),
+            budget_bytes=self.budget_bytes,
+            device=self.device.name,
+        )
+
+    def _trace(self, size: int) -> Problem:
+        self.report(0, 1, f"tracing batch {size}")
+        program = trace_program(self.fn, *self.make_args(size), donate_argnums=self.donated)
+        problem = Problem(program=program, device=self.device, budget_bytes=self.budget_bytes)
+        tracks = problem.timeline.tracks
+        rates = [t.recompute_s / t.kept_bytes for t in tracks if t.recompute_s and t.kept_bytes]
+        seconds = problem.timeline.op_s + problem.timeline.implicit_s
+        updates = [s for op, s in zip(program.ops, seconds, strict=True) if op.phase == "update"]
+        self.samples[size] = batch.Sample(
+            peak_bytes=problem.baseline.peak_bytes,
+            step_s=problem.baseline.step_s,
+            update_s=float(sum(updates)),
+            again_s_per_byte=min(rates, default=0.0),
+        )
+        return problem
+
+    def _look_around(self, asked: list[int] | None) -> list[int]:
+        """Traces a few sizes, and lists those to choose from."""
+        first = _FIRST if asked is None else (asked[0], asked[-1])
+        if len(set(first)) == 1:
+            first = (first[0], 2 * first[0])
+        _check_arguments(self.make_args, *first)
+        for size in first:
+            self.problem_at(size)
+        low, high = (self.samples[size].peak_bytes for size in first)
+        per_sample = max((high - low) / (first[1] - first[0]), 1.0)
+        fitting = int((self.budget_bytes - low) / per_sample) + first[0]
+        sizes = asked or batch.list_sizes(max(fitting, 1) * _MAX_GROWTH)
+        if middle := [b for b in sizes if b <= fitting]:
+            self.problem_at(max(middle))
+        return sizes
+
+    def _plan_quickly(self, size: int, samples: dict[int, batch.Sample]) -> float | None:
+        """Forecast seconds of a size; those that fit as they are need no tracing."""
+        if samples[size].peak_bytes <= self.budget_bytes:
+            return samples[size].step_s
+        problem = self.problem_at(size)
+        self.report(0, 1, f"planning batch {size}")
+        try:
+            return run_planner(problem, _QUICK, seed=self.seed).forecast.step_s
+        except BudgetInfeasibleError:
+            return None
+
+    def _compile(self, sizes: list[int]) -> dict[int, Plan]:
+        plans = {}
+        for done, size in enumerate(sizes):
+            self.report(done, len(sizes), f"planning and compiling batch {size}")
+            try:
+                plans[size] = make_confirmed_plan(
+                    self.fn, *self.make_args(size), budget=self.budget_bytes, device=self.device,
+                    planner=self.planner, donate_argnums=self.donated, seed=self.seed,
+                    progress=self.report,
+                )  # fmt: skip
+            except BudgetInfeasibleError:
+                continue
+        return plans
+
+    def _row(
+        self,
+        size: int,
+        samples: dict[int, batch.Sample],
+        quick: dict[int, float],
+        plans: dict[int, Plan],
+    ) -> BatchRow:
+        sample, plan = samples[size], plans.get(size)
+        fits = sample.peak_bytes <= self.budget_bytes
+        known_s = None if plan is None or plan.is_empty else plan.forecast.step_s
+        planned_s = known_s or (None if fits else quick.get(size))
+        accumulated_s = batch.find_accumulated_s(samples, size, self.budget_bytes)
+        return BatchRow(
+            batch_size=size,
+            unplanned_bytes=int(sample.peak_bytes),
+            fits=fits,
+            min_swap_bytes=batch.find_min_swap_bytes(sample, self.budget_bytes),
+            unplanned=size / sample.step_s,
+            ideal=size / batch.find_ideal_s(sample, self.budget_bytes, self.device),
+            accumulated=size / accumulated_s if accumulated_s else None,
+            planned=size / planned_s if planned_s else None,
+            replayed=size / plan.replayed_s if plan and plan.replayed_s else None,
+            compiled_bytes=plan.compiled_bytes if plan else None,
+        )
+
+    def _explain_nothing_fits(self, smallest: int) -> BudgetInfeasibleError:
+        needs = int(self.problem_at(smallest).baseline.peak_bytes)
+        return BudgetInfeasibleError(
+            f"No batch size fits `budget={format_bytes(self.budget_bytes)}` on "
+            f"{self.device.name}, planned or not: the smallest, {smallest}, needs "
+            f"{format_bytes(needs)} as it is written. Raise `budget`, or use a smaller model.",
+            floor_bytes=needs,
+        )
+
+
+def _give_reason(best: int, rows: list[BatchRow]) -> str:
+    row = next(row for row in rows if row.batch_size == best)
+    rate = row.replayed or row.planned or row.unplanned
+    fitting = [r for r in rows if r.fits]
+    if row.fits:
+        return (
+            f"Batch {best}: {rate:.1f} samples/s as it is written; no larger batch gains more "
+            f"than {batch.MIN_GAIN:.0%} for what it would have to offload or recompute."
+        )
+    if not fitting:
+        return f"Batch {best}: {rate:.1f} samples/s planned; as it is written no batch fits."
+    largest = max(fitting, key=lambda r: r.batch_size)
+    before = largest.replayed or largest.unplanned
+    return (
+        f"Batch {best}: {rate:.1f} samples/s planned, {rate / before - 1:+.1%} against "
+        f"{before:.1f} at {largest.batch_size}, the largest that fits as it is written; beyond "
+        "it, offloading and recomputing cost more than a larger batch gains."
+    )
+
+
+def _check_sizes(batch_sizes: Sequence[int] | None) -> list[int] | None:
+    if batch_sizes is None:
+        return None
+    sizes = sorted(set(batch_sizes))
+    if not sizes or any(not isinstance(b, int) or b < 1 for b in sizes):
+        raise BadArgumentError(
+            f"`batch_sizes={list(batch_sizes)!r}`: a batch size is a whole number above zero; "
+            "write a list such as [8, 16, 32], or leave it out."
+        )
+    return sizes
+
+
+def _check_arguments(make_args: Callable[[int], Sequence[Any]], small: int, large: int) -> None:
+    """Raises unless something in the arguments has the batch as its first axis."""
+    shapes = [
+        [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(tuple(make_args(size)))]
+        for size in (small, large)
+    ]
+    pairs = list(zip(*shapes, strict=len(shapes[0]) == len(shapes[1])))
+    changed = [(a, b) for a, b in pairs if a != b]
+    if not changed:
+        raise BadArgumentError(
+            f"`make_args` gives the same shapes for batch {small} and {large}: it has to make "
+            "the step's arguments for the batch size that it is given."
+        )
+    for a, b in changed:
+        grows = a and b and a[0] * large == b[0] * small and a[1:] == b[1:]
+        if not grows:
+            raise BadArgumentError(
+                f"`make_args` gives an argument of shape {a} for batch {small} and {b} for "
+                f"{large}: the batch has to be the first axis of what depends on it."
+            )
+
+
+def as_rows(choice: BatchChoice) -> list[dict[str, Any]]:
+    """The table as plain data, for reports and files."""
+    return [dataclasses.asdict(row) for row in choice.table]

@@ -1,0 +1,44 @@
+"""Carriers: which array can carry a tie to an op without a kernel of its own?
+
+Input: a variable that an op reads, and the equations that made it. Output: where to tie it.
+A barrier keeps what it ties in memory, in one layout, and apart from what is on its other
+side. XLA reads views (a transpose, a slice, a change of dtype) as part of the op behind
+them: the tie goes in front of the views, and the views are made again behind it.
+"""
+
+from collections.abc import Callable, Mapping
+
+from jaxswap.apply import jaxprs
+from jaxswap.apply.jaxprs import Eqn, Var
+
+_LAYOUTS = frozenset(
+    ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p")
+)
+_CONVERSIONS = frozenset(("convert_element_type",))
+
+
+def find_source(
+    var: Var, makers: Mapping[Var, Eqn], is_stored: Callable[[Eqn], bool]
+) -> tuple[Var, list[Eqn]]:
+    """The array that `var` is a view of, and the equations that make the view, in order.
+
+    Args:
+        var: what an op reads.
+        makers: the equation that made each variable.
+        is_stored: whether an equation writes its results to memory by itself. Others fuse,
+            and a change of dtype fuses with them: it then belongs to the array.
+    """
+    chain: list[Eqn] = []
+    while (eqn := makers.get(var)) is not None:
+        inputs = jaxprs.variables(eqn.invars)
+        if eqn.primitive.name not in _LAYOUTS | _CONVERSIONS or len(inputs) != 1:
+            break
+        chain.append(eqn)
+        (var,) = inputs
+    chain.reverse()
+    if eqn is None or is_stored(eqn):
+        return var, chain
+    converts = [i for i, e in enumerate(chain) if e.primitive.name in _CONVERSIONS]
+    if converts:
+        var, chain = chain[converts[-1]].outvars[0], chain[converts[-1] + 1 :]
+    return var, chain

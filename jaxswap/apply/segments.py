@@ -1,0 +1,70 @@
+"""Segments: what happens between which two heavy ops?
+
+Input: a served program's equations, and which of them are heavy. Output: the gates and reloads
+that open each segment, and which heavy op reads which.
+A *segment* is what lies between two heavy ops; segment `i` precedes heavy op `i`.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from jaxswap.apply import jaxprs
+from jaxswap.apply.jaxprs import Eqn, Var, jx
+from jaxswap.apply.program import Ledger
+
+
+def is_gate(eqn: Eqn) -> bool:
+    """Whether an equation is a gate: a barrier of one value."""
+    return eqn.primitive is jx.optimization_barrier_p and len(eqn.invars) == 1
+
+
+def plan_segments(
+    eqns: Sequence[Eqn], heavy: Sequence[bool], ledger: Ledger
+) -> tuple[dict[int, list[Eqn]], dict[int, list[Eqn]]]:
+    """Which gates and which reloads open each segment; a reload may move ahead.
+
+    What is made within a segment cannot be gated where the segment opens: such a gate
+    stays where it is, and so does the reload behind it.
+    """
+    gates: dict[int, list[Eqn]] = defaultdict(list)
+    moved: dict[int, list[Eqn]] = defaultdict(list)
+    made_in: dict[Var, int] = {}
+    gate_of: dict[Var, tuple[int, Eqn]] = {}
+    segment = 0
+    for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
+        if is_gate(eqn) and eqn.outvars[0] not in ledger.late_gates:
+            gate_of[eqn.outvars[0]] = (segment, eqn)
+        elif eqn.outvars and eqn.outvars[0] in ledger.reloads:
+            decision = ledger.reloads[eqn.outvars[0]]
+            at, gate = gate_of.pop(eqn.invars[0], (segment, None))
+            made = segment if gate is None else made_in.get(gate.invars[0], -1)
+            earliest = made + decision.window_ops
+            target = min(at, max(at - decision.reload_ahead_ops, earliest))
+            if made < target:
+                gates[target].append(gate)
+                moved[target].append(eqn)
+        made_in.update((v, segment) for v in eqn.outvars)
+        segment += is_heavy_op
+    for at, gate in gate_of.values():
+        (source,) = gate.invars
+        if isinstance(source, jx.Literal) or made_in.get(source, -1) < at:
+            gates[at].append(gate)
+    return gates, moved
+
+
+def find_readers(eqns: Sequence[Eqn], heavy: Sequence[bool]) -> dict[int, int]:
+    """For each heavy op, the next one that reads something made of its result."""
+    found: dict[int, int] = {}
+    made_of: dict[Var, frozenset[int]] = {}
+    segment = 0
+    for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
+        reached = [made_of[v] for v in jaxprs.variables(eqn.invars) if v in made_of]
+        ops = frozenset().union(*reached)
+        if is_heavy_op:
+            for op in ops:
+                found.setdefault(op, segment)
+            ops = frozenset([segment])
+            segment += 1
+        if ops:
+            made_of.update((v, ops) for v in eqn.outvars)
+    return found

@@ -1,0 +1,167 @@
+"""Batch: which batch size trains the most samples per second?
+
+Input: what a few batch sizes need and take without a plan, and a way to plan one. Output: the
+sizes that are worth a plan, until no other can win.
+
+The first stage of pommDNN (FGCS 152, 2024): do not enlarge the batch for its own sake, but as
+far as throughput rises. Per batch size, in its words: the bytes that must leave the device
+(the lower bound on what is swapped), and the ideal throughput, at which those bytes are copied
+entirely beside the compute. Bytes and seconds of a step grow nearly linearly with its batch, so
+a few traced sizes predict the rest.
+
+What differs: values can be made again instead of copied, so the paper's ideal is not the best
+there is. `find_bound_s` has both, and a size whose bound is no better than what another size
+has been planned to reach is not planned at all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxswap.model.device import Device
+from jaxswap.model.transfer import transfer_s
+
+# A larger batch has to promise this much more throughput. It costs memory, and often accuracy.
+MIN_GAIN = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one batch size needs and takes as it is written.
+
+    Attributes:
+        peak_bytes: device bytes.
+        step_s: seconds of a step.
+        update_s: those of them after the backward pass, once per step.
+        again_s_per_byte: of making the cheapest value again.
+    """
+
+    peak_bytes: float
+    step_s: float
+    update_s: float
+    again_s_per_byte: float
+
+
+def predict_samples(known: Mapping[int, Sample], sizes: Iterable[int]) -> dict[int, Sample]:
+    """Samples for all sizes: the known ones, and straight lines through the nearest two.
+
+    Example:
+        >>> line = lambda b: Sample(peak_bytes=10 * b, step_s=b, update_s=1, again_s_per_byte=1)
+        >>> predict_samples({1: line(1), 3: line(3)}, [2])[2].peak_bytes
+        20.0
+    """
+    traced = sorted(known)
+    found = {}
+    for size in sizes:
+        above = next((k for k in range(1, len(traced) - 1) if traced[k] > size), len(traced) - 1)
+        low, high = traced[above - 1], traced[above]
+        share = (size - low) / (high - low)
+        ends = [(getattr(known[low], name), getattr(known[high], name)) for name in _FIELDS]
+        values = {n: a + share * (b - a) for n, (a, b) in zip(_FIELDS, ends, strict=True)}
+        found[size] = known.get(size) or Sample(**values)
+    return found
+
+
+_FIELDS = ("peak_bytes", "step_s", "update_s", "again_s_per_byte")
+
+
+def find_min_swap_bytes(sample: Sample, budget_bytes: int) -> int:
+    """The bytes that cannot be on the device at the peak: the least that has to leave it."""
+    return max(int(sample.peak_bytes) - budget_bytes, 0)
+
+
+def find_ideal_s(sample: Sample, budget_bytes: int, device: Device) -> float:
+    """pommDNN's ideal: all that must leave is copied, entirely beside the compute."""
+    return max(sample.step_s, _copy_s(find_min_swap_bytes(sample, budget_bytes), device))
+
+
+def find_bound_s(sample: Sample, budget_bytes: int, device: Device) -> float:
+    """Seconds that no plan can beat: what the link has no time for is made again at the least cost.
+
+    With `x` bytes copied of `n` that must leave, the step takes the longer of the copies,
+    `x · c`, and the compute, `t + (n − x) · r`. The least of that is where both are equal.
+    """
+    leaving = find_min_swap_bytes(sample, budget_bytes)
+    copied_s = _copy_s(leaving, device)
+    if copied_s <= sample.step_s:
+        return sample.step_s
+    again_s = leaving * sample.again_s_per_byte
+    share = min((sample.step_s + again_s) / (copied_s + again_s), 1.0)
+    return share * copied_s
+
+
+def _copy_s(size_bytes: int, device: Device) -> float:
+    """The directions have a link each; the slower one counts."""
+    if not size_bytes:
+        return 0.0
+    size = float(size_bytes)
+    return max(transfer_s(device, size, "to_host"), transfer_s(device, size, "to_device"))
+
+
+def find_accumulated_s(samples: Mapping[int, Sample], size: int, budget_bytes: int) -> float | None:
+    """Seconds of a step that adds up the gradients of the largest size that fits, part by part.
+
+    None if no size fits as it is written. What is left over is counted as a whole part.
+    """
+    fitting = [b for b, s in samples.items() if s.peak_bytes <= budget_bytes and b <= size]
+    if not fitting:
+        return None
+    sample, parts = samples[max(fitting)], -(-size // max(fitting))
+    return parts * (sample.step_s - sample.update_s) + sample.update_s
+
+
+def search_sizes(
+    bounds_s: Mapping[int, float], plan_size: Callable[[int], float | None]
+) -> Iterator[tuple[int, float]]:
+    """Plans sizes, the smallest first, but none that cannot be worth it.
+
+    Args:
+        bounds_s: seconds that no plan of a size can beat, by size.
+        plan_size: plans a size: seconds of its step, or None if no plan fits. Nothing larger
+            than a size that does not fit is tried.
+
+    Yields:
+        Each size that was planned and fits, and its seconds.
+
+    Example:
+        >>> list(search_sizes({8: 1.0, 16: 1.5, 32: 4.0}, lambda size: size / 10))
+        [(8, 0.8), (16, 1.6)]
+    """
+    best = 0.0
+    for size in sorted(bounds_s):
+        if size / bounds_s[size] <= best * (1.0 + MIN_GAIN):
+            continue
+        step_s = plan_size(size)
+        if step_s is None:
+            return
+        yield size, step_s
+        best = max(best, size / step_s)
+
+
+def list_sizes(largest: int) -> list[int]:
+    """Sizes that suit the hardware: multiples of 8, coarser as they grow; small ones as well.
+
+    Example:
+        >>> list_sizes(40)
+        [1, 2, 4, 8, 16, 24, 32, 40]
+        >>> list_sizes(200)[-6:]
+        [80, 96, 112, 128, 160, 192]
+    """
+    sizes, size, stride = [1, 2, 4], 8, 8
+    while size <= largest:
+        sizes.append(size)
+        stride = max(8, 1 << (size.bit_length() - 3))
+        size += stride
+    return [each for each in sizes if each <= largest]
+
+
+def choose_best(throughputs: Mapping[int, float]) -> int:
+    """The size with the most samples per second; a smaller one that is within the gain."""
+    best = max(throughputs.values())
+    return min(b for b, rate in throughputs.items() if rate * (1.0 + MIN_GAIN) >= best)
+
+
+def find_neighbours(sizes: Sequence[int], size: int) -> list[int]:
+    """A size with the one before and the one behind it, as far as there are any."""
+    ordered = sorted(sizes)
+    at = ordered.index(size)
+    return ordered[max(at - 1, 0) : at + 2]

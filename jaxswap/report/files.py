@@ -1,0 +1,52 @@
+"""Files: how does a report reach the disk whole, or not at all?
+
+Input: a path and what to write. Output: a file.
+Everything is written beside its place and moved there in one go: an interruption leaves what
+was there before.
+"""
+
+import os
+import pathlib
+
+from jaxswap._errors import BadArgumentError
+
+SUFFIXES = (".html", ".json", ".csv", ".trace.json", ".svg", ".png")
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Writes a file in one move: it is there whole, or as it was."""
+    target = pathlib.Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Which of the forms of a report a path asks for."""
+    name = pathlib.Path(path).name
+    known = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
+    if not known or name.lower() in SUFFIXES:
+        raise BadArgumentError(
+            f"`{os.fspath(path)}` does not say what to write: a report is saved as one of "
+            f"{', '.join('*' + suffix for suffix in SUFFIXES)}."
+        )
+    return max(known, key=len)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises if a file cannot be written there: before the work, not after it."""
+    target = pathlib.Path(path)
+    folder = target.parent
+    reason = ""
+    if not folder.is_dir():
+        reason = f"there is no folder {os.fspath(folder)!r}: make it first"
+    elif target.is_dir():
+        reason = "it is a folder: give the name of a file in it"
+    elif not os.access(folder, os.W_OK):
+        reason = f"the folder {os.fspath(folder)!r} is not writable for you: choose another"
+    if reason:
+        raise BadArgumentError(f"Cannot write {os.fspath(path)!r}: {reason}.")

@@ -1,0 +1,182 @@
+"""Schedule: where ties go, what they cost, and when copies have to start."""
+
+from dataclasses import dataclass
+
+import hypothesis as hp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxswap import _compat
+from jaxswap.apply import Decision, jaxprs, name_values, place, rewrite_step, schedule
+from jaxswap.apply.carriers import find_source
+from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.program import Ledger
+from jaxswap.apply.queue import make_queue_hints
+
+KEEP = Decision(action="keep")
+
+
+def pin_alone(step, args):
+    traced = place.trace_step(step, args, {}, lambda name: False)
+    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
+    return schedule.schedule_step(traced.closed, ledger)
+
+
+def all_equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in jaxprs.bodies(eqn):
+            yield from all_equations(body)
+
+
+# ---- carriers ----
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x: jnp.transpose(x @ x).reshape(2, 8), "dot_general"),
+        (lambda x: (x @ x).astype(jnp.bfloat16).T, "dot_general"),
+        (lambda x: jnp.tanh(x).astype(jnp.bfloat16).T, "convert_element_type"),
+        (lambda x: jnp.tanh(x).T, "tanh"),
+        (lambda x: (x @ x)[:2], "slice"),
+    ],
+    ids=["views", "a conversion of what is stored", "of what fuses", "no conversion", "a slice"],
+)
+def test_ties_go_in_front_of_views(fn, expected):
+    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(jnp.ones((4, 4))))
+    makers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    is_stored = lambda eqn: eqn.primitive is jx.dot_p
+    (out,) = closed.jaxpr.outvars
+    source, views = find_source(out, makers, is_stored)
+    assert makers[source].primitive.name == expected
+    assert [*views, makers[source]][0] in closed.jaxpr.eqns
+    assert (views[-1].outvars[0] if views else source) is out
+
+
+# ---- order ----
+
+
+def test_pinning_alone_keeps_the_numbers():
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.standard_normal((4, 4)), jnp.float32) for _ in range(3)]
+    x = jnp.asarray(rng.standard_normal((3, 4)), jnp.float32)
+    step = jax.value_and_grad(loss)
+    closed = pin_alone(step, (params, x))
+    found = jx.eval_jaxpr(closed.jaxpr, closed.consts, *params, x)
+    for a, b in zip(jax.tree.leaves(step(params, x)), found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert any(e.primitive is jx.optimization_barrier_p for e in all_equations(closed.jaxpr))
+
+
+def test_weight_gradients_are_tied_to_what_comes_next():
+    """Of two large ops that read the same gradient, neither is put off."""
+    loss = lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2)
+    shape = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    closed = pin_alone(jax.grad(loss), (shape, shape))
+    made_by = {v: e.primitive for e in closed.jaxpr.eqns for v in e.outvars}
+    ties = [
+        [made_by.get(v) for v in e.invars]
+        for e in closed.jaxpr.eqns
+        if e.primitive is jx.optimization_barrier_p and len(e.invars) > 1
+    ]
+    assert any(jx.dot_p in tie and len(tie) == 2 for tie in ties)
+
+
+def test_copies_of_reductions_pass_no_barrier_in_a_loop():
+    """XLA refuses a loop that stacks host memory which went through a barrier."""
+
+    def body(c, w):
+        e = jnp.exp(c @ w)
+        return (e / e.sum(-1, keepdims=True)) @ w, None
+
+    loss = lambda w, x: jnp.sum(jax.lax.scan(body, x, w)[0] ** 2)
+    args = jnp.ones((3, 4, 4)), jnp.ones((4, 4))
+    step = jax.grad(loss)
+    sums = [v.name for v in name_values(step, *args) if v.primitive == "reduce_sum" and v.scope]
+    decisions = dict.fromkeys(sums, Decision(action="offload"))
+    rewritten = rewrite_step(step, decisions, args, min_heavy_bytes=0)
+    assert rewritten.offloaded
+    forward = next(e for e in rewritten.closed.jaxpr.eqns if e.primitive is jx.scan_p)
+    for eqn in forward.params["jaxpr"].jaxpr.eqns:
+        if eqn.primitive is jx.optimization_barrier_p:
+            assert not any(_compat.is_on_host(v.aval) for v in eqn.invars)
+
+
+def test_zeros_are_not_shared_with_a_pooling_gradient():
+    """XLA would keep one array of zeros, as large as the activations, from end to end."""
+
+    def loss(w, x):
+        y = jnp.maximum(x * w, 0.0)
+        return jnp.sum(jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (2, 2), (2, 2), "VALID"))
+
+    shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    closed = pin_alone(jax.grad(loss), (shape, shape))
+    relu = [e for e in closed.jaxpr.eqns if e.primitive.name == "max"]
+    assert relu
+    assert not any(isinstance(v, jx.Literal) for e in relu for v in e.invars)
+
+
+# ---- the queue of copies ----
+
+
+@dataclass(frozen=True)
+class Event:
+    name: str
+    stream: str
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    opcode: str
+    operands: tuple[str, ...] = ()
+
+
+def test_a_copy_that_is_wanted_late_leaves_room_for_one_wanted_soon():
+    # Kernels of 1 s; the small copy is wanted after 8 of them, the large one after 10.
+    kernels = [f"k{i}" for i in range(10)]
+    events = [Event(k, "compute", 1.0) for k in kernels]
+    events += [Event("large", "to_device", 4.0), Event("small", "to_device", 1.0)]
+    instructions = [Instruction(k, "fusion") for k in kernels]
+    instructions.insert(8, Instruction("small-done", "copy-done", ("small",)))
+    instructions.append(Instruction("large-done", "copy-done", ("large",)))
+    hints = make_queue_hints(instructions, events)
+    large_start_s = 10 - hints["large"] / 1e6
+    small_start_s = 8 - hints["small"] / 1e6
+    assert hints["k0"] == 1e6
+    assert large_start_s <= 6
+    assert small_start_s + 1 <= large_start_s
+
+
+@hp.given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.1, 3)), min_size=1, max_size=6))
+@hp.settings(deadline=None, derandomize=True)
+def test_copies_that_start_when_hinted_never_meet(copies):
+    kernels = [Instruction(f"k{i}", "fusion") for i in range(10)]
+    events = [Event(k.name, "compute", 1.0) for k in kernels]
+    instructions = []
+    for i, kernel in enumerate(kernels):
+        instructions.append(kernel)
+        for n, (at, duration_s) in enumerate(copies):
+            if at == i:
+                instructions.append(Instruction(f"done{n}", "copy-done", (f"c{n}",)))
+                events.append(Event(f"c{n}", "to_device", duration_s))
+    hints = make_queue_hints(instructions, events)
+    spans = sorted(
+        (at + 1 - hints[f"c{n}"] / 1e6, duration_s, at + 1)
+        for n, (at, duration_s) in enumerate(copies)
+    )
+    free_s = -np.inf
+    for start_s, duration_s, wanted_s in spans:
+        assert start_s >= free_s - 1e-6
+        assert start_s + duration_s <= wanted_s + 1e-6
+        free_s = start_s + duration_s

@@ -1,0 +1,133 @@
+"""Confirm: the loop that aims lower until the compiled step fits, and its hints."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from jaxswap._confirm import confirm_plan
+from jaxswap._errors import BudgetInfeasibleError
+from jaxswap.apply.decision import Decision
+from jaxswap.apply.overlap import make_hints, overlap_options
+from jaxswap.model.simulate import Forecast
+from jaxswap.plan.plan import Plan, PlannedValue
+
+
+@dataclass
+class Event:
+    name: str
+    stream: str
+    duration_s: float
+
+
+@dataclass
+class Timeline:
+    step_s: float
+    stall_s: float = 0.0
+    events: tuple = ()
+
+
+class Compiled:
+    """What the loop reads of a `Verified`."""
+
+    def __init__(self, device_bytes, step_s=1.0, stall_s=0.0, events=()):
+        self.device_bytes, self.step_s = device_bytes, step_s
+        self.timeline = Timeline(step_s, stall_s, events)
+
+
+def make_plan(budget_bytes=100, action="keep"):
+    return Plan(
+        decisions={"0/0": Decision(action=action)},
+        values={"0/0": PlannedValue(size_bytes=1)},
+        forecast=Forecast(peak_bytes=1, step_s=1.0),
+        budget_bytes=budget_bytes,
+        device="t4",
+    )
+
+
+def test_what_the_compiled_step_has_too_much_is_aimed_lower():
+    aims = []
+
+    def search(aim):
+        aims.append(aim)
+        return make_plan()
+
+    sizes = iter([120, 110, 90])
+    found = confirm_plan(search, lambda _: Compiled(next(sizes), 2.0), 100)
+    assert (found.is_confirmed, found.compiled_bytes, found.replayed_s) == (True, 90, 2.0)
+    assert aims == [100, 100 - 22, 100 - 22 - 11]
+
+
+def test_after_four_rounds_it_gives_up_with_the_lowest_found():
+    with pytest.raises(BudgetInfeasibleError, match="lowest of those tried needs 130 B") as caught:
+        confirm_plan(lambda aim: make_plan(), lambda _: Compiled(130), 100)
+    assert caught.value.floor_bytes == 130
+
+
+def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
+    aims = []
+
+    def search(aim):
+        aims.append(aim)
+        if aim < 95:
+            raise BudgetInfeasibleError("too low", floor_bytes=95)
+        return make_plan()
+
+    sizes = iter([120, 99])
+    assert confirm_plan(search, lambda _: Compiled(next(sizes)), 100).compiled_bytes == 99
+    assert aims == [100, 78, 95]
+    sizes = iter([120, 101])
+    with pytest.raises(BudgetInfeasibleError, match="needs 101 B"):
+        confirm_plan(search, lambda _: Compiled(next(sizes)), 100)
+
+
+def test_a_budget_that_is_infeasible_from_the_start_stays_so():
+    def search(aim):
+        raise BudgetInfeasibleError("too low", floor_bytes=95)
+
+    with pytest.raises(BudgetInfeasibleError, match="too low"):
+        confirm_plan(search, lambda _: Compiled(1), 90)
+
+
+@pytest.mark.parametrize(
+    ("again", "is_hinted"),
+    [(Compiled(90, 1.5), True), (Compiled(101, 1.5), False), (Compiled(90, 2.5), False)],
+)
+def test_hints_are_kept_if_they_help_within_the_budget(again, is_hinted):
+    events = (Event("fusion.1", "compute", 1e-3), Event("copy-start.2.0", "to_host", 1e-2))
+    first = Compiled(80, 2.0, 0.5, events)
+    compile_plan = lambda plan: again if plan.hints else first
+    found = confirm_plan(lambda aim: make_plan(action="offload"), compile_plan, 100)
+    assert bool(found.hints) == is_hinted
+    expected = again if is_hinted else first
+    assert (found.compiled_bytes, found.replayed_s) == (expected.device_bytes, expected.step_s)
+
+
+def test_a_plan_that_hardly_waits_is_compiled_once():
+    compiled = []
+
+    def compile_plan(plan):
+        compiled.append(plan)
+        return Compiled(80, 2.0, 0.01)
+
+    confirm_plan(lambda aim: make_plan(action="offload"), compile_plan, 100)
+    assert len(compiled) == 1
+
+
+def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():
+    events = [Event("fusion", "compute", 2e-6), Event("copy-start.7.0", "to_device", 10e-6)]
+    hints = make_hints([*events, Event("fusion", "compute", 9.0)])
+    assert hints["fusion"] == 2.0  # the first of several trips stands for all
+    assert hints["copy-start.7.0"] > 10.0
+    options = overlap_options(hints)
+    with open(options["xla_gpu_pgle_profile_file_or_directory_path"]) as file:
+        text = file.read()
+    assert 'name: "fusion" cost_us: 2.0' in text
+    assert 'name: "copy-start.7.0"' in text
+    assert 'name: "copy-start.7"' in text
+    assert overlap_options(hints) == options
+
+
+def test_a_plan_without_offloads_asks_for_no_compiler_options():
+    assert make_plan().compiler_options() == {}
+    assert make_plan(action="recompute").compiler_options() == {}
+    assert make_plan(action="offload").compiler_options() == overlap_options({})
