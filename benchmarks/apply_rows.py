@@ -21,9 +21,9 @@ from benchmarks.models import Workload, build
 from benchmarks.models._remat import NAMES
 from jaxswap import Verified, verify
 from jaxswap.apply import Decision, apply_decisions, name_values, place, schedule
+from jaxswap.apply.hints import make_hints
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
-from jaxswap.apply.queue import make_queue_hints
 from jaxswap.apply.step import MIN_HEAVY_BYTES
 from jaxswap.model.presets import find_device
 from jaxswap.plan.base import make_solution
@@ -118,9 +118,7 @@ def measure_stalls(row: Row, device: str) -> dict[str, Any]:
     genes = fill_link(problem)
     plan = make_plan(problem, make_solution(problem, genes, "link"))
     found = _compile(workload.step, workload, device, plan=plan)
-    hinted = dataclasses.replace(
-        plan, hints=make_queue_hints(found.module.entry.instructions, found.timeline.events)
-    )
+    hinted = dataclasses.replace(plan, hints=make_hints(found.timeline.events))
     found = _compile(workload.step, workload, device, plan=hinted)
     timeline = found.timeline
     late = [w for w in find_waits(timeline) if w[0] == "to_device"]

@@ -15,7 +15,8 @@ from benchmarks.pareto import draw_pareto
 
 DOC = pathlib.Path("docs") / "benchmarks.md"
 FIGURES = DOC.with_suffix("")
-BEGIN, END = "<!-- made by `make bench`: begin -->", "<!-- made by `make bench`: end -->"
+_MADE_BY = "made by `python -m benchmarks.bench --write`"
+BEGIN, END = f"<!-- {_MADE_BY}: begin -->", f"<!-- {_MADE_BY}: end -->"
 
 
 def load_panels(

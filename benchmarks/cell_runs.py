@@ -143,7 +143,7 @@ def run_cells(cells: list[Cell], *, jobs: int, timeout_s: float, retry: bool = F
                 todo = [c for c in batch if not is_done(c, timeout_s=timeout_s, retry=retry)]
                 for cell in batch:
                     if cell not in todo:
-                        tell(cell, cell.read() or {}, is_kept=True)
+                        tell(cell, {}, is_kept=True)
                 futures = {pool.submit(children.run, cell, timeout_s): cell for cell in todo}
                 for future in as_completed(futures):
                     result = future.result()

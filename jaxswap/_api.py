@@ -4,12 +4,11 @@
 arguments, and goes round again until the *compiled* step is within the budget.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from jaxswap._config import cache_dir, find_versions
-from jaxswap._confirm import confirm_plan, mark_confirmed
+from jaxswap._confirm import Search, confirm_plan, mark_confirmed
 from jaxswap.apply.step import apply_decisions
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
@@ -88,13 +87,12 @@ def plan(
         host_budget_bytes=host_bytes,
     )
 
-    def search(aim_bytes: int) -> Plan:
-        aimed = problem.at_budget(aim_bytes)
+    def search(aim_bytes: int, slowness: float = 1.0) -> Plan:
+        aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
         solution = run_planner(
             aimed, planner, seed=seed, time_limit_s=time_limit_s, progress=progress
         )
-        found = make_plan(aimed, solution, seed=seed)
-        return dataclasses.replace(found, budget_bytes=budget_bytes)
+        return make_plan(problem, solution, seed=seed)
 
     def compile_plan(found: Plan) -> Verified:
         report(0, 1, f"compiling for {target.name}")
@@ -108,11 +106,11 @@ def plan(
 
 
 def _search_and_confirm(
-    problem: Problem, search: Callable[[int], Plan], compile_plan: Callable[[Plan], Verified]
+    problem: Problem, search: Search, compile_plan: Callable[[Plan], Verified]
 ) -> Plan:
     budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
     if budget_bytes < peak_bytes <= _NEARLY * budget_bytes:
-        verified = compile_plan(empty := search(peak_bytes))
+        verified = compile_plan(empty := search(peak_bytes, 1.0))
         if verified.device_bytes <= budget_bytes:
             return mark_confirmed(empty, verified)
     return confirm_plan(search, compile_plan, budget_bytes)

@@ -89,7 +89,7 @@ def swap_offload(
     return make if fn is None else make(fn)
 
 
-class _NeedsOptions(Exception):
+class _OptionsNeededError(Exception):
     """A plan, made while `jit` traces, asks for compiler options, which `jit` takes only before."""
 
     def __init__(self, plan: Plan):
@@ -139,7 +139,7 @@ class SwappedStep:
         """Runs the step, planned on the first call with these shapes."""
         try:
             return self._run(*args, **kwargs)
-        except _NeedsOptions as need:
+        except _OptionsNeededError as need:
             return self._restart(need.plan, "__call__", args, kwargs)
         except TypeError as error:
             self._explain(error, args, kwargs)
@@ -194,7 +194,7 @@ class SwappedStep:
     def _stage(self, name: str, args: tuple, kwargs: dict) -> Any:
         try:
             return getattr(self._jitted, name)(*args, **kwargs)
-        except _NeedsOptions as need:
+        except _OptionsNeededError as need:
             return self._restart(need.plan, name, args, kwargs)
         except TypeError as error:
             self._explain(error, args, kwargs)
@@ -250,7 +250,7 @@ class SwappedStep:
             )
         plan = self._plans[call.key]
         if plan is not None and _is_on_gpu() and not self._options and plan.compiler_options():
-            raise _NeedsOptions(plan)
+            raise _OptionsNeededError(plan)
         step = self._fn if plan is None else _api.apply(self._fn, plan)
         return step(*args, **kwargs)
 

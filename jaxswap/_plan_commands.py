@@ -78,8 +78,9 @@ def _add_search(command: Any, *, device: str | None, budget: str | None) -> None
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Plans, prints the report, writes what was asked for."""
+    from jaxswap._files import write_whole
     from jaxswap._terminal import start_on_cpu_without_gpu
-    from jaxswap.report.files import check_writable, write_whole
+    from jaxswap.report.paths import check_writable
     from jaxswap.report.save import check_saveable
 
     if arguments.report:

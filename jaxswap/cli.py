@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxswap._batch_commands import add_batch
 from jaxswap._errors import BudgetInfeasibleError, JaxswapError
 from jaxswap._plan_commands import add_demo, add_plan
 from jaxswap._terminal import add_command, add_target, progress_bar, start_on_cpu_without_gpu
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_plan(commands)
+    add_batch(commands)
     _add_verify(commands)
     _add_devices(commands)
     _add_calibrate(commands)
@@ -135,8 +137,9 @@ def _add_verify(commands: Any) -> None:
 
 
 def _run_verify(arguments: argparse.Namespace) -> int:
+    from jaxswap._files import write_whole
     from jaxswap.plan.plan import Plan
-    from jaxswap.report.files import check_writable, write_whole
+    from jaxswap.report.paths import check_writable
 
     if arguments.hlo:
         check_writable(arguments.hlo)
@@ -184,7 +187,7 @@ def _add_calibrate(commands: Any) -> None:
 
 
 def _run_calibrate(arguments: argparse.Namespace) -> int:
-    from jaxswap.report.files import check_writable
+    from jaxswap.report.paths import check_writable
 
     if arguments.out:
         check_writable(arguments.out)

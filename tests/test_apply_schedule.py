@@ -1,9 +1,5 @@
 """Schedule: where ties go, what they cost, and when copies have to start."""
 
-from dataclasses import dataclass
-
-import hypothesis as hp
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +10,6 @@ from jaxswap.apply import Decision, jaxprs, name_values, place, rewrite_step, sc
 from jaxswap.apply.carriers import find_source
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
-from jaxswap.apply.queue import make_queue_hints
 
 KEEP = Decision(action="keep")
 
@@ -123,60 +118,3 @@ def test_zeros_are_not_shared_with_a_pooling_gradient():
     relu = [e for e in closed.jaxpr.eqns if e.primitive.name == "max"]
     assert relu
     assert not any(isinstance(v, jx.Literal) for e in relu for v in e.invars)
-
-
-# ---- the queue of copies ----
-
-
-@dataclass(frozen=True)
-class Event:
-    name: str
-    stream: str
-    duration_s: float
-
-
-@dataclass(frozen=True)
-class Instruction:
-    name: str
-    opcode: str
-    operands: tuple[str, ...] = ()
-
-
-def test_a_copy_that_is_wanted_late_leaves_room_for_one_wanted_soon():
-    # Kernels of 1 s; the small copy is wanted after 8 of them, the large one after 10.
-    kernels = [f"k{i}" for i in range(10)]
-    events = [Event(k, "compute", 1.0) for k in kernels]
-    events += [Event("large", "to_device", 4.0), Event("small", "to_device", 1.0)]
-    instructions = [Instruction(k, "fusion") for k in kernels]
-    instructions.insert(8, Instruction("small-done", "copy-done", ("small",)))
-    instructions.append(Instruction("large-done", "copy-done", ("large",)))
-    hints = make_queue_hints(instructions, events)
-    large_start_s = 10 - hints["large"] / 1e6
-    small_start_s = 8 - hints["small"] / 1e6
-    assert hints["k0"] == 1e6
-    assert large_start_s <= 6
-    assert small_start_s + 1 <= large_start_s
-
-
-@hp.given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.1, 3)), min_size=1, max_size=6))
-@hp.settings(deadline=None, derandomize=True)
-def test_copies_that_start_when_hinted_never_meet(copies):
-    kernels = [Instruction(f"k{i}", "fusion") for i in range(10)]
-    events = [Event(k.name, "compute", 1.0) for k in kernels]
-    instructions = []
-    for i, kernel in enumerate(kernels):
-        instructions.append(kernel)
-        for n, (at, duration_s) in enumerate(copies):
-            if at == i:
-                instructions.append(Instruction(f"done{n}", "copy-done", (f"c{n}",)))
-                events.append(Event(f"c{n}", "to_device", duration_s))
-    hints = make_queue_hints(instructions, events)
-    spans = sorted(
-        (at + 1 - hints[f"c{n}"] / 1e6, duration_s, at + 1)
-        for n, (at, duration_s) in enumerate(copies)
-    )
-    free_s = -np.inf
-    for start_s, duration_s, wanted_s in spans:
-        assert start_s >= free_s - 1e-6
-        assert start_s + duration_s <= wanted_s + 1e-6
-        free_s = start_s + duration_s

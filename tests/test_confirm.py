@@ -1,5 +1,7 @@
 """Confirm: the loop that aims lower until the compiled step fits, and its hints."""
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -7,7 +9,8 @@ import pytest
 from jaxswap._confirm import confirm_plan
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
-from jaxswap.apply.overlap import make_hints, overlap_options
+from jaxswap.apply.hints import make_hints
+from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan, PlannedValue
 
@@ -47,7 +50,7 @@ def make_plan(budget_bytes=100, action="keep"):
 def test_what_the_compiled_step_has_too_much_is_aimed_lower():
     aims = []
 
-    def search(aim):
+    def search(aim, slowness):
         aims.append(aim)
         return make_plan()
 
@@ -59,14 +62,14 @@ def test_what_the_compiled_step_has_too_much_is_aimed_lower():
 
 def test_after_four_rounds_it_gives_up_with_the_lowest_found():
     with pytest.raises(BudgetInfeasibleError, match="lowest of those tried needs 130 B") as caught:
-        confirm_plan(lambda aim: make_plan(), lambda _: Compiled(130), 100)
+        confirm_plan(lambda aim, slowness: make_plan(), lambda _: Compiled(130), 100)
     assert caught.value.floor_bytes == 130
 
 
 def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
     aims = []
 
-    def search(aim):
+    def search(aim, slowness):
         aims.append(aim)
         if aim < 95:
             raise BudgetInfeasibleError("too low", floor_bytes=95)
@@ -81,7 +84,7 @@ def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
 
 
 def test_a_budget_that_is_infeasible_from_the_start_stays_so():
-    def search(aim):
+    def search(aim, slowness):
         raise BudgetInfeasibleError("too low", floor_bytes=95)
 
     with pytest.raises(BudgetInfeasibleError, match="too low"):
@@ -94,12 +97,39 @@ def test_a_budget_that_is_infeasible_from_the_start_stays_so():
 )
 def test_hints_are_kept_if_they_help_within_the_budget(again, is_hinted):
     events = (Event("fusion.1", "compute", 1e-3), Event("copy-start.2.0", "to_host", 1e-2))
-    first = Compiled(80, 2.0, 0.5, events)
+    first = Compiled(80, 2.0, 0.05, events)
     compile_plan = lambda plan: again if plan.hints else first
-    found = confirm_plan(lambda aim: make_plan(action="offload"), compile_plan, 100)
+    found = confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
     assert bool(found.hints) == is_hinted
     expected = again if is_hinted else first
     assert (found.compiled_bytes, found.replayed_s) == (expected.device_bytes, expected.step_s)
+
+
+def test_where_copies_do_not_overlap_the_link_is_trusted_less_and_the_fastest_plan_wins():
+    waits = {1.0: (4.0, 2.0), 3.0: (3.0, 1.0), math.inf: (3.5, 0.0)}
+    asked = []
+
+    def search(aim, slowness):
+        asked.append(slowness)
+        return dataclasses.replace(make_plan(action="offload"), seed=len(asked))
+
+    def compile_plan(plan):
+        step_s, stall_s = waits[asked[-1]]
+        return Compiled(80, step_s, stall_s)
+
+    found = confirm_plan(search, compile_plan, 100)
+    assert asked == [1.0, 3.0, math.inf]
+    assert (found.seed, found.replayed_s) == (2, 3.0)
+
+
+def test_where_nothing_fits_without_copies_the_best_with_copies_stays():
+    def search(aim, slowness):
+        if slowness > 1:
+            raise BudgetInfeasibleError("too low", floor_bytes=200)
+        return make_plan(action="offload")
+
+    found = confirm_plan(search, lambda plan: Compiled(80, 4.0, 2.0), 100)
+    assert found.replayed_s == 4.0
 
 
 def test_a_plan_that_hardly_waits_is_compiled_once():
@@ -109,15 +139,19 @@ def test_a_plan_that_hardly_waits_is_compiled_once():
         compiled.append(plan)
         return Compiled(80, 2.0, 0.01)
 
-    confirm_plan(lambda aim: make_plan(action="offload"), compile_plan, 100)
+    confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
     assert len(compiled) == 1
 
 
-def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():
+def test_copies_are_hinted_longer_than_they_take_for_they_queue():
     events = [Event("fusion", "compute", 2e-6), Event("copy-start.7.0", "to_device", 10e-6)]
     hints = make_hints([*events, Event("fusion", "compute", 9.0)])
     assert hints["fusion"] == 2.0  # the first of several trips stands for all
     assert hints["copy-start.7.0"] > 10.0
+
+
+def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():
+    hints = {"fusion": 2.0, "copy-start.7.0": 10.0}
     options = overlap_options(hints)
     with open(options["xla_gpu_pgle_profile_file_or_directory_path"]) as file:
         text = file.read()

@@ -4,7 +4,7 @@ import pathlib
 import re
 
 from jaxswap.report.figures import FIGURES
-from jaxswap.report.files import SUFFIXES
+from jaxswap.report.paths import SUFFIXES
 from jaxswap.report.tables import TABLES
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"

@@ -17,12 +17,12 @@ import pytest
 from report_samples import NASTY, SIZE, make_plan, make_program, make_sample
 
 from jaxswap._errors import BadArgumentError
+from jaxswap._files import write_whole
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan
 from jaxswap.program.ir import Program
 from jaxswap.report import Report
 from jaxswap.report.figures import FIGURES, draw
-from jaxswap.report.files import write_whole
 from jaxswap.report.plots import nice_ticks, thin_steps
 from jaxswap.report.rows import Slice, Streams
 from jaxswap.report.tables import TABLES, table_of, to_csv, to_json

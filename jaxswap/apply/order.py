@@ -253,6 +253,10 @@ class _Pinner:
             self.new = set()
         self.new.update(eqn.outvars)
         last = heavy_index if heavy_index is not None else self._last_heavy
+        if any(v in self.ledger.reloads for v in eqn.outvars):
+            # Nothing but its reader waits for a reload: it may be under way for long.
+            self.depth.update(dict.fromkeys(eqn.outvars, depth))
+            return
         for v in eqn.outvars:
             self.depth[v] = depth
             if depth == last and depth >= 0 and not _compat.is_on_host(v.aval):

@@ -1,7 +1,7 @@
 """Overlap: how is XLA told to let copies run beside kernels?
 
-Input: what the plan offloads, and where a compiled schedule was replayed, its times. Output:
-XLA options for the compiler.
+Input: hints (`hints.py`), where a compiled schedule was replayed. Output: XLA options for the
+compiler.
 
 By default XLA:GPU orders a program for memory alone, and waits for every copy right behind its
 start. Its latency-hiding scheduler moves start and wait apart, within what the order pinned in
@@ -14,47 +14,15 @@ compilation does not have is no harm: XLA goes back to its own guess.
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jaxswap._files import write_whole
-
-# XLA has one copy in flight at a time, and places it by its own time alone. Copies queue, so
-# they have to start earlier than that: found on ResNet-50, where 1.0 leaves twice the stalls.
-_QUEUE_FACTOR = 1.6
 
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 _STRICTNESS = "xla_gpu_pgle_accuracy_checker"
-
-
-class Timed(Protocol):
-    """A kernel or a copy of a replayed schedule."""
-
-    @property
-    def name(self) -> str:
-        """The instruction's."""
-        ...
-
-    @property
-    def stream(self) -> str:
-        """`"compute"`, or what a copy runs on."""
-        ...
-
-    @property
-    def duration_s(self) -> float:
-        """How long it takes."""
-        ...
-
-
-def make_hints(events: Iterable[Timed]) -> dict[str, float]:
-    """Microseconds of each instruction, those of copies stretched for their queue."""
-    hints: dict[str, float] = {}
-    for event in events:
-        factor = 1.0 if event.stream == "compute" else _QUEUE_FACTOR
-        hints.setdefault(event.name, round(event.duration_s * 1e6 * factor, 1))
-    return hints
 
 
 def overlap_options(hints: Mapping[str, float]) -> dict[str, Any]:

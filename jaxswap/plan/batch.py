@@ -70,7 +70,7 @@ def find_min_swap_bytes(sample: Sample, budget_bytes: int) -> int:
 
 
 def find_ideal_s(sample: Sample, budget_bytes: int, device: Device) -> float:
-    """pommDNN's ideal: all that must leave is copied, entirely beside the compute."""
+    """The ideal of pommDNN: all that must leave is copied, entirely beside the compute."""
     return max(sample.step_s, _copy_s(find_min_swap_bytes(sample, budget_bytes), device))
 
 

@@ -2,8 +2,9 @@
 
 Input: a `Problem`. Output: the fastest of a few hundred plans that fit. Candidates leave one
 after the other, the most bytes per second first, in several orders (recompute first, offload
-first, offload as much as the link can carry, recompute only from what stays); each order is simulated at every length. Then
-what turned out not to be needed is given back, at each of a ladder of budgets.
+first, offload as much as the link can carry, recompute only from what stays); each order is
+simulated at every length. Then what turned out not to be needed is given back, at each of a
+ladder of budgets.
 
 None of the plans depends on the budget, which only picks among them: so a tighter budget never
 gets a faster plan.

@@ -4,8 +4,9 @@ Input: a `Problem` and the ops at which its budget is enforced. Output: a `Linea
 of `matrix @ columns <= limits`, which every plan of the simulator satisfies.
 
 Columns: offload and recompute (binary, one each per candidate), the waiting, the parents that
-a recomputed child needs early, for a few *checkpoints* the part of each candidate that is
-away on the host then, and the ops that several recomputations share. Bytes are in units of the budget and seconds in units of the step.
+a recomputed child needs early, for a few *checkpoints* the part of each candidate that is away
+on the host then, and the ops that several recomputations share. Bytes are in units of the
+budget and seconds in units of the step.
 - Bytes at an op: fixed ones, what is kept, what has not left yet (with the shortest window, or
   at checkpoints as far as it is away), what is needed now, and parents from the op at which a
   recomputed child needs them. Left out: children that are needed early by their children.

@@ -15,7 +15,7 @@ from typing import Any
 from jaxswap._units import format_bytes
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.overlap import overlap_options
-from jaxswap.model.simulate import Forecast
+from jaxswap.model.simulate import Forecast, simulate
 from jaxswap.plan.base import Solution
 from jaxswap.plan.problem import Problem
 
@@ -202,7 +202,10 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
     return Plan(
         decisions=decisions,
         values=values,
-        forecast=solution.forecast,
+        # Of this problem: the solution may be of one with another budget, or a slower link.
+        forecast=simulate(
+            program, solution.decisions, problem.device, efficiency=problem.efficiency
+        ),
         budget_bytes=problem.budget_bytes,
         host_budget_bytes=problem.host_budget_bytes,
         device=problem.device.name,

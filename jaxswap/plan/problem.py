@@ -8,8 +8,8 @@ options. Option 0 is keep, 1 recompute; the others offload, with a window and a 
 distance that are multiples of what the copy would take alone.
 """
 
-import dataclasses
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,9 @@ from jaxswap.program.ir import Program
 
 Genes = NDArray[np.int64]
 KEEP_GENE, RECOMPUTE_GENE, FIRST_OFFLOAD_GENE = 0, 1, 2
+# XLA does not keep a copy in flight for long once others are due: plans that count on more turns
+# than this were forecast not to wait, and did.
+_MAX_TURNS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +109,27 @@ class Problem:
 
     def at_budget(self, budget_bytes: int) -> "Problem":
         """The same problem with another budget; what does not depend on it is not redone."""
-        other = dataclasses.replace(self, budget_bytes=budget_bytes)
+        other = replace(self, budget_bytes=budget_bytes)
         for name in ("timeline", "options", "baseline", "worst_s"):
             other.__dict__[name] = getattr(self, name)
         return other
+
+    def with_slower_link(self, slowness: float) -> "Problem":
+        """The same problem where copies take so many times longer; infinitely: without copies."""
+        if slowness == 1.0:
+            return self
+        if math.isinf(slowness):
+            candidates = [replace(c, can_offload=False) for c in self.program.candidates]
+            program = replace(self.program, candidates=tuple(candidates))
+            return replace(self, program=program)
+        links = {
+            name: replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slowness)
+            for name, link in (
+                ("to_host", self.device.to_host),
+                ("to_device", self.device.to_device),
+            )
+        }
+        return replace(self, device=replace(self.device, **links))
 
     def empty_genes(self) -> Genes:
         """The answer that keeps everything."""
@@ -186,8 +206,8 @@ def _list_options(timeline: Timeline, spreads: tuple[float, ...]) -> Options:
         seen = set()
         for k in range(num_offloads):
             out, back = spreads[k // len(spreads)], spreads[k % len(spreads)]
-            window = _count_window(forward, track, ends_s, out * track.out_s)
-            ahead = _count_ahead(backward, track, ends_s, back * track.in_s)
+            window = min(_count_window(forward, track, ends_s, out * track.out_s), _MAX_TURNS)
+            ahead = min(_count_ahead(backward, track, ends_s, back * track.in_s), _MAX_TURNS)
             gene = FIRST_OFFLOAD_GENE + k
             windows[index, gene], aheads[index, gene] = window, ahead
             leave = max(near, int(forward.turns_before[track.producer + 1]) + window - 1)

@@ -7,7 +7,6 @@ The step is traced and, if asked, compiled twice: as written and as planned.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxswap._api import apply
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
 from jaxswap.plan.plan import Plan
@@ -63,9 +62,8 @@ def make_report(
         tell(1, 4, "compiling the step as written")
         before = verify_step(fn, *args, device=target, donate_argnums=donated)
         tell(2, 4, "compiling the planned step")
-        planned = apply(fn, plan)
-        after = before if planned is fn else verify_step(
-            planned, *args, device=target, donate_argnums=donated
+        after = before if plan.is_empty else verify_step(
+            fn, *args, device=target, plan=plan, donate_argnums=donated
         )  # fmt: skip
     fronts = ()
     if num_budgets:

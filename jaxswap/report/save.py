@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jaxswap._errors import BadArgumentError
-from jaxswap.report.files import check_writable, suffix_of, write_whole
+from jaxswap._files import write_whole
+from jaxswap.report.paths import check_writable, suffix_of
 
 if TYPE_CHECKING:
     from jaxswap.report.report import Report

@@ -1,8 +1,6 @@
-"""Files: how does a report reach the disk whole, or not at all?
+"""Paths: which form of a report does a path ask for, and can it be written there?
 
-Input: a path and what to write. Output: a file.
-Everything is written beside its place and moved there in one go: an interruption leaves what
-was there before.
+Input: a path. Output: its suffix, or an error, before any work is done.
 """
 
 import os
@@ -11,18 +9,6 @@ import pathlib
 from jaxswap._errors import BadArgumentError
 
 SUFFIXES = (".html", ".json", ".csv", ".trace.json", ".svg", ".png")
-
-
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file in one move: it is there whole, or as it was."""
-    target = pathlib.Path(path)
-    data = content.encode() if isinstance(content, str) else content
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
