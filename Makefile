@@ -7,12 +7,13 @@ STAMP := $(VENV)/.installed
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint chromium bench clean
+.PHONY: help setup demo test lint docs chromium bench clean
 
 help:
-	@echo "make demo   verify a training step for a GPU that is not here"
+	@echo "make demo   fit a GPT on a GPU that is not here, and train a small one"
 	@echo "make test   lint, types and all tests, the GPU compiler's included"
 	@echo "make lint   format, lint and type checks"
+	@echo "make docs   build the site into site/, strictly"
 	@echo "make bench  reproduce the tables in docs/"
 
 setup: $(STAMP)
@@ -24,7 +25,11 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: setup
-	@$(BIN)/jaxswap verify examples/gpt.py:step --device rtx4090 --set batch=16
+	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python examples/demo.py --out build/demo
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "wrote site/index.html"
 
 lint: setup
 	@$(BIN)/ruff format --check .
@@ -47,7 +52,7 @@ chromium:
 	  } >/dev/null 2>&1 || echo "Chromium cannot be installed here: its tests are skipped"; \
 	else echo "There is no Chromium: the tests of the report's page are skipped"; fi
 
-test: lint chromium
+test: lint docs chromium
 	@$(BIN)/pytest
 
 bench: setup

@@ -36,7 +36,7 @@ if "JAX_PLATFORMS" not in os.environ:
 SAME_BITS = {"xla_disable_hlo_passes": "algsimp"}
 COMPARED_AT = 20  # steps
 # A value that is made again stands between other neighbours, and XLA:CPU rounds by neighbours.
-# Training carries such differences on: these are 20 steps of it.
+# Adam's first step is as long for a gradient that is all rounding as for any other.
 TOLERANCE = 1e-3
 _SHOWN_EVERY = 10
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxswap._config import cache_dir, find_versions
 from jaxswap._confirm import Search, confirm_plan, mark_confirmed
+from jaxswap._terminal import shown_progress
 from jaxswap.apply.step import apply_decisions
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
@@ -56,7 +57,8 @@ def plan(
         time_limit_s: when to stop searching.
         cache: whether to look for the plan on disk first, and to keep it there
             (`JAXSWAP_CACHE_DIR`, or `~/.cache/jaxswap`).
-        progress: called as `progress(done, total, label)`.
+        progress: called as `progress(done, total, label)`; by default a bar is shown where
+            standard error is a terminal.
 
     Returns:
         The plan; empty if the step fits as it is.
@@ -71,38 +73,42 @@ def plan(
     if host_budget is not None:
         host_bytes = parse_budget(host_budget, target, name="host_budget")
     find_planner(planner)  # an unknown one is an error before anything is traced
-    report = progress or (lambda done, total, label: None)
-    report(0, 1, "tracing the step")
-    plans = None
-    if cache:
-        asked = (planner, seed, time_limit_s, host_bytes, confirm, donated)
-        parts = {"step": fingerprint_step(fn, *args), "device": target, "asked": asked}
-        plans = PlanCache(cache_dir() / "plans", parts | find_versions())
-        if (known := plans.load(budget_bytes)) is not None:
+    asked = (planner, seed, time_limit_s, host_bytes, confirm, donated)
+    with shown_progress("planning", progress) as show:
+        show(0, 0, "tracing the step")
+        plans = _open_cache(fn, args, target, asked) if cache else None
+        known = plans.load(budget_bytes) if plans else None
+        if known is not None:
             return known
-    problem = Problem(
-        program=trace_program(fn, *args, donate_argnums=donated),
-        device=target,
-        budget_bytes=budget_bytes,
-        host_budget_bytes=host_bytes,
-    )
-
-    def search(aim_bytes: int, slowness: float = 1.0) -> Plan:
-        aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
-        solution = run_planner(
-            aimed, planner, seed=seed, time_limit_s=time_limit_s, progress=progress
+        problem = Problem(
+            program=trace_program(fn, *args, donate_argnums=donated),
+            device=target,
+            budget_bytes=budget_bytes,
+            host_budget_bytes=host_bytes,
         )
-        return make_plan(problem, solution, seed=seed)
 
-    def compile_plan(found: Plan) -> Verified:
-        report(0, 1, f"compiling for {target.name}")
-        return verify(fn, *args, device=target, plan=found, donate_argnums=donated)
+        def search(aim_bytes: int, slowness: float = 1.0) -> Plan:
+            aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
+            limits = {"seed": seed, "time_limit_s": time_limit_s, "progress": show}
+            return make_plan(problem, run_planner(aimed, planner, **limits), seed=seed)
 
-    found = _search_and_confirm(problem, search, compile_plan) if confirm else search(budget_bytes)
-    if plans is not None:
-        plans.store(found)
-        found = plans.improve(found)
-    return found
+        def compile_plan(found: Plan) -> Verified:
+            show(0, 0, f"compiling for {target.name}")
+            return verify(fn, *args, device=target, plan=found, donate_argnums=donated)
+
+        if confirm:
+            found = _search_and_confirm(problem, search, compile_plan)
+        else:
+            found = search(budget_bytes)
+    if plans is None:
+        return found
+    plans.store(found)
+    return plans.improve(found)
+
+
+def _open_cache(fn: Callable, args: tuple, device: Device, asked: tuple) -> PlanCache:
+    parts = {"step": fingerprint_step(fn, *args), "device": device, "asked": asked}
+    return PlanCache(cache_dir() / "plans", parts | find_versions())
 
 
 def _search_and_confirm(

@@ -16,6 +16,7 @@ import jax
 
 from jaxswap._api import plan as make_confirmed_plan
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap._terminal import shown_progress
 from jaxswap._units import format_bytes
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
@@ -28,7 +29,7 @@ from jaxswap.program.trace import trace_program
 
 _QUICK = "exact"
 _RESERVE = 0.05  # of the device, where no budget is given
-_MAX_GROWTH = 16  # times the largest size that fits as it is written
+_MAX_GROWTH = 8  # times the largest size that fits as it is written
 _FIRST = (4, 8)  # sizes to trace before anything is known
 
 
@@ -125,7 +126,7 @@ def choose_batch_size(
         planner: makes the plans that are compiled. The search before them uses `"exact"`.
         donate_argnums: as in `jax.jit`.
         seed: of the planner.
-        progress: called as `progress(done, total, label)`.
+        progress: called as `progress(done, total, label)`; a bar by default.
 
     Returns:
         The choice. Its plan is confirmed by the compiler.
@@ -135,17 +136,19 @@ def choose_batch_size(
         BadArgumentError: `make_args` ignores its argument, or the batch is not the first axis.
     """
     target = Device.detect() if device is None else find_device(device)
-    search = _Search(
-        fn=fn,
-        make_args=make_args,
-        device=target,
-        budget_bytes=parse_budget(1.0 - _RESERVE if budget is None else budget, target),
-        planner=find_planner(planner).name,
-        donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-        seed=seed,
-        report=progress or (lambda done, total, label: None),
-    )
-    return search.run(_check_sizes(batch_sizes))
+    asked = _check_sizes(batch_sizes)
+    with shown_progress("choosing a batch size", progress) as show:
+        search = _Search(
+            fn=fn,
+            make_args=make_args,
+            device=target,
+            budget_bytes=parse_budget(1.0 - _RESERVE if budget is None else budget, target),
+            planner=find_planner(planner).name,
+            donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
+            seed=seed,
+            report=show,
+        )
+        return search.run(asked)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -130,7 +130,8 @@ class SwappedStep:
         self._run = self._jitted
         if self._options:
             options = self._options | dict(self._jit_kwargs.get("compiler_options") or {})
-            self._jitted = _jit(planned, **(self._jit_kwargs | {"compiler_options": options}))
+            kwargs: dict[str, Any] = self._jit_kwargs | {"compiler_options": options}
+            self._jitted = _jit(planned, **kwargs)
             self._run = self._run_at_its_level
         if self._settings["self_check"]:
             self._run = self._run_checked

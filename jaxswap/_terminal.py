@@ -7,7 +7,7 @@ nothing where standard error is no terminal. Standard output is for the answer a
 import argparse
 import pathlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from jaxswap.model.device import Progress
@@ -38,6 +38,11 @@ def progress_bar(label: str, *, is_quiet: bool = False) -> Iterator[Progress]:
             bar.update(task, completed=done, total=total or None, description=label)
 
         yield show
+
+
+def shown_progress(label: str, progress: Progress | None) -> AbstractContextManager[Progress]:
+    """The caller's own way to show progress, or a bar."""
+    return progress_bar(label) if progress is None else nullcontext(progress)
 
 
 def add_command(commands: Any, name: str, run: Callable, help_: str, example: str) -> Any:

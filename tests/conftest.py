@@ -1,12 +1,9 @@
 """Settings of all tests: JAX starts on the CPU, and GPU tests are skipped without a GPU."""
 
 import os
-import tempfile
 
 # Before JAX starts: with the CUDA plugin and no GPU it would log a traceback.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests plan afresh, and leave the user's plans alone.
-os.environ["JAXSWAP_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxswap-test-plans-")
 
 import hypothesis
 import jax
@@ -21,6 +18,12 @@ hypothesis.settings.register_profile(
     "jaxswap", deadline=None, max_examples=50, derandomize="CI" in os.environ
 )
 hypothesis.settings.load_profile("jaxswap")
+
+
+@pytest.fixture(autouse=True)
+def _own_plans(monkeypatch, tmp_path_factory):
+    """Tests plan afresh, and leave the user's plans alone."""
+    monkeypatch.setenv("JAXSWAP_CACHE_DIR", str(tmp_path_factory.mktemp("plans")))
 
 
 def pytest_collection_modifyitems(items):

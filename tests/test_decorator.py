@@ -26,11 +26,6 @@ from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan, PlannedValue
 
 
-@pytest.fixture(autouse=True)
-def _own_plans(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAXSWAP_CACHE_DIR", str(tmp_path))
-
-
 def step(w, x, scale=1.0):
     """Descends."""
 

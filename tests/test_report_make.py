@@ -57,7 +57,7 @@ def test_a_report_without_the_compiler_is_all_forecast():
 def test_a_report_has_the_compilers_word():
     plan = plan_for("90MiB")
     report = make_report(train, *ARGS, plan=plan, donate_argnums=0, title="mine")
-    after = jaxswap.verify(jaxswap.apply(train, plan), *ARGS, device="t4", donate_argnums=0)
+    after = jaxswap.verify(train, *ARGS, device="t4", plan=plan, donate_argnums=0)
     assert report.best("device memory").after == after.device_bytes
     assert report.best("step time").after == after.step_s
     assert report.curve_after.peak_bytes == after.memory.peak_bytes

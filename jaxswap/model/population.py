@@ -20,7 +20,7 @@ from jaxswap.model.timeline import Floats, Ints, Timeline, Track, slowed_end_s
 KEEP, OFFLOAD, RECOMPUTE = range(3)
 assert ACTIONS == ("keep", "offload", "recompute")
 
-_CHUNK_ELEMENTS = 1_000_000  # ops × plans at a time: about 80 MB of tables
+_CHUNK_ELEMENTS = 3_000_000  # ops × plans at a time: about 240 MB of tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,9 @@ from jaxswap.model.transfer import transfer_s
 
 # A larger batch has to promise this much more throughput. It costs memory, and often accuracy.
 MIN_GAIN = 0.01
+# Throughput rises with the batch, and falls once a plan costs more than the batch gains. After
+# so many sizes that were worse than the best, the rest are not tried.
+_PATIENCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ def search_sizes(
         >>> list(search_sizes({8: 1.0, 16: 1.5, 32: 4.0}, lambda size: size / 10))
         [(8, 0.8), (16, 1.6)]
     """
-    best = 0.0
+    best, worse = 0.0, 0
     for size in sorted(bounds_s):
         if size / bounds_s[size] <= best * (1.0 + MIN_GAIN):
             continue
@@ -134,7 +137,10 @@ def search_sizes(
         if step_s is None:
             return
         yield size, step_s
+        worse = 0 if size / step_s >= best else worse + 1
         best = max(best, size / step_s)
+        if worse == _PATIENCE:
+            return
 
 
 def list_sizes(largest: int) -> list[int]:
