@@ -74,18 +74,26 @@ def _fit(
                 raise
             aim = floor = error.floor_bytes
             found = search(aim)
-        verified = compile_plan(found)
-        needed = verified.device_bytes
-        if needed <= budget_bytes:
-            return found, verified
-        lowest = min(needed, lowest or needed)
+        for attempt in _in_turn(found):
+            verified = compile_plan(attempt)
+            needed = verified.device_bytes
+            if needed <= budget_bytes:
+                return attempt, verified
+            lowest = min(needed, lowest or needed)
         if floor is not None:
             break
-        aim -= int((needed - budget_bytes) * _OVERSHOOT)
+        aim -= int((lowest - budget_bytes) * _OVERSHOOT)
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
         f"tried needs {format_bytes(lowest or 0)}. Raise `budget` to that.",
         floor_bytes=lowest,
+    )
+
+
+def _in_turn(found: Plan) -> list[Plan]:
+    """A plan, and the same one with its copies not beside compute, which needs less memory."""
+    return (
+        [found, dataclasses.replace(found, overlaps=False)] if found.names("offload") else [found]
     )
 
 
@@ -94,7 +102,7 @@ def _with_hints(
 ) -> tuple[Plan, float]:
     """The plan, confirmed, with hints for XLA's scheduler where they help; and how it waits."""
     best = found
-    if found.names("offload") and _stall_share(verified) > _WAITS:
+    if found.compiler_options() and _stall_share(verified) > _WAITS:
         hints = make_hints(verified.timeline.events)
         hinted = dataclasses.replace(found, hints=hints)
         again = compile_plan(hinted)

@@ -1,4 +1,4 @@
-"""The command line: `jaxswap plan | verify | devices | calibrate | demo`.
+"""The command line: `jaxswap plan | batch | bench | verify | devices | calibrate | demo`.
 
 Output for people goes to the terminal, `--json` to standard output for programs. Exit codes:
 0 done, 1 the step does not fit, 2 the request was wrong, 130 interrupted.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxswap._batch_commands import add_batch
+from jaxswap._bench_commands import add_bench
 from jaxswap._errors import BudgetInfeasibleError, JaxswapError
 from jaxswap._plan_commands import add_demo, add_plan
 from jaxswap._terminal import add_command, add_target, progress_bar, start_on_cpu_without_gpu
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_plan(commands)
     add_batch(commands)
+    add_bench(commands)
     _add_verify(commands)
     _add_devices(commands)
     _add_calibrate(commands)

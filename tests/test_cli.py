@@ -251,6 +251,61 @@ def test_the_demo_plans_its_own_step(targets, capsys):
     assert (targets / "jaxswap-demo.html").exists()
 
 
+# ---- bench and batch -------------------------------------------------------------------
+
+
+BENCH = ["bench", "steps.py:deep", "--device", "t4", "--budgets", "90MiB,1MiB"]
+
+
+def test_bench_has_a_row_per_budget_and_planner(targets, capsys):
+    assert main([*BENCH, "--planners", "greedy,chen", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["device"]) == ("steps.py:deep", "t4")
+    by_name = {(row["budget_bytes"], row["planner"]): row for row in found["rows"]}
+    fits = by_name[90 * 2**20, "greedy"]
+    assert fits["device_bytes"] <= 90 * 2**20
+    assert (fits["bytes_are"], fits["time_is"]) == ("forecast", "forecast")
+    assert "Raise `budget`" in by_name[2**20, "chen"]["why_not"]
+    assert len(found["rows"]) == 4
+
+
+def test_bench_prints_a_table(targets, capsys):
+    assert main([*BENCH, "--planners", "greedy"]) == 0
+    printed = capsys.readouterr().out
+    assert "steps.py:deep on t4" in printed
+    assert "(forecast)" in printed
+    assert "does not fit" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*BENCH, "--planners", "best"], "`planner='best'` is not known"),
+        (["batch", "steps.py:deep", "--device", "t4", "--sizes", "8,x"], "is no list of batch"),
+        (["batch", "steps.py:deep", "--device", "t4", "--argument", "nope"], "nope"),
+    ],
+)
+def test_what_bench_and_batch_cannot_do_is_one_line(targets, capsys, arguments, message):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.gpu_compile
+def test_batch_prints_the_table_and_writes_the_curve(targets, capsys):
+    arguments = ["batch", "steps.py:deep", "--device", "t4", "--budget", "70MiB", "--planner",
+                 "greedy", "--sizes", "1024,2048,4096"]  # fmt: skip
+    assert main([*arguments, "--report", "batch.html"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Batch ")
+    assert printed.splitlines()[-1] == "wrote batch.html"
+    assert "Throughput against batch size" in (targets / "batch.html").read_text()
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["batch_size"] for row in found["table"]] == [1024, 2048, 4096]
+
+
 # ---- the rest --------------------------------------------------------------------------
 
 
@@ -260,7 +315,9 @@ def test_calibrate_writes_a_device_that_reads_back(targets, capsys):
     assert main(["devices", "mine.json"]) == 0
 
 
-@pytest.mark.parametrize("command", ["", "plan", "verify", "devices", "calibrate", "demo"])
+@pytest.mark.parametrize(
+    "command", ["", "plan", "batch", "bench", "verify", "devices", "calibrate", "demo"]
+)
 def test_help_has_an_example(command):
     arguments = [sys.executable, "-m", "jaxswap", *command.split(), "--help"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

@@ -83,6 +83,19 @@ def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
         confirm_plan(search, lambda _: Compiled(next(sizes)), 100)
 
 
+def test_where_overlap_takes_too_much_memory_the_copies_wait():
+    tried = []
+
+    def compile_plan(plan):
+        tried.append(plan.overlaps)
+        return Compiled(101 if plan.overlaps else 99)
+
+    found = confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
+    assert tried == [True, False]
+    assert (found.overlaps, found.compiled_bytes) == (False, 99)
+    assert found.compiler_options() == {}
+
+
 def test_a_budget_that_is_infeasible_from_the_start_stays_so():
     def search(aim, slowness):
         raise BudgetInfeasibleError("too low", floor_bytes=95)

@@ -61,6 +61,7 @@ class Plan:
         is_confirmed: whether the compiled step was found to be within the budget.
         compiled_bytes: what the compiled step needs on the device; None if not confirmed.
         replayed_s: seconds of its replayed schedule, likewise.
+        overlaps: whether XLA is told to let copies overlap compute, which takes more memory.
         hints: microseconds of its instructions, for XLA's scheduler (`apply/overlap.py`).
 
     Example:
@@ -90,6 +91,7 @@ class Plan:
     is_confirmed: bool = False
     compiled_bytes: int | None = None
     replayed_s: float | None = None
+    overlaps: bool = True
     hints: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +143,8 @@ class Plan:
 
         `swap_offload` passes them by itself. A plan without offloads needs none.
         """
-        return overlap_options(self.hints) if self.names("offload") else {}
+        is_asked = self.overlaps and self.names("offload")
+        return overlap_options(self.hints) if is_asked else {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a versioned JSON file; the forecast without its curve."""
