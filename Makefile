@@ -7,14 +7,15 @@ STAMP := $(VENV)/.installed
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs chromium bench clean
+.PHONY: help setup demo test lint docs chromium bench bench-full clean
 
 help:
 	@echo "make demo   fit a GPT on a GPU that is not here, and train a small one"
 	@echo "make test   lint, types and all tests, the GPU compiler's included"
 	@echo "make lint   format, lint and type checks"
 	@echo "make docs   build the site into site/, strictly"
-	@echo "make bench  reproduce the tables in docs/"
+	@echo "make bench  reproduce the tables in docs/, and a part of the benchmark"
+	@echo "make bench-full  all of the benchmark: many hours"
 
 setup: $(STAMP)
 
@@ -59,6 +60,13 @@ bench: setup
 	@$(BIN)/python -m benchmarks.memory_table
 	@$(BIN)/python -m benchmarks.flops_table
 	@$(BIN)/python -m benchmarks.throughput_table
+	@$(BIN)/python -m benchmarks.bench --models resnet50 --devices rtx4090 --shares 0.5 \
+	  --contenders unplanned,nothing_saveable,save:conv,genetic
+	@$(BIN)/python -m benchmarks.bench --table
+
+bench-full: setup
+	@$(BIN)/python -m benchmarks.bench --timeout 1800
+	@$(BIN)/python -m benchmarks.bench --write
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ from jaxswap.verify.replay import replay
 from jaxswap.verify.verify import verify
 
 DEVICE = "h100-sxm"
-SHARE, PLANNER = 0.5, "greedy"
+SHARE, PLANNER = 0.5, "exact"
 PEAK_ALLOWED, TIME_ALLOWED = 0.10, 0.15
 DOC = pathlib.Path("docs") / "forecast.md"
 

@@ -88,7 +88,7 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class _Course:
+class Course:
     """What becomes of one candidate: gone before `leaves`, back from `returns` to `last`."""
 
     track: Track
@@ -149,18 +149,18 @@ def simulate(
 def _play(
     timeline: Timeline, decisions: list[Decision], names: tuple[str, ...], base_bytes: int
 ) -> Forecast:
-    courses = _settle(timeline, decisions)
+    courses = settle_courses(timeline, decisions)
     bytes_at = _sum_bytes(timeline, courses)
-    step_s, stall_s = _run_clocks(timeline, courses)
+    clocks = run_clocks(timeline, courses)
     peak_bytes = max(bytes_at, default=base_bytes)
     offloaded = [c.track for c in courses if c.action == "offload"]
     return Forecast(
         peak_bytes=peak_bytes,
-        step_s=step_s,
+        step_s=clocks.step_s,
         host_bytes=sum(track.host_bytes for track in offloaded),
         offload_bytes=sum(track.moved_bytes for track in offloaded),
         recompute_s=sum(course.again_s for course in courses),
-        stall_s=stall_s,
+        stall_s=clocks.stall_s,
         peak_op=bytes_at.index(peak_bytes) if bytes_at else 0,
         bytes_at=tuple(bytes_at),
         stays=tuple(
@@ -171,9 +171,9 @@ def _play(
     )
 
 
-def _settle(timeline: Timeline, decisions: list[Decision]) -> list[_Course]:
+def settle_courses(timeline: Timeline, decisions: list[Decision]) -> list[Course]:
     """What becomes of each candidate; children first, for they need their parents."""
-    courses = [_Course(t, "keep", t.needed, t.last) for t in timeline.tracks]
+    courses = [Course(t, "keep", t.needed, t.last) for t in timeline.tracks]
     done: set[int] = set()  # of the shared ops, those that run again already
     for course, decision in reversed(list(zip(courses, decisions, strict=True))):
         track = course.track
@@ -195,7 +195,7 @@ def _settle(timeline: Timeline, decisions: list[Decision]) -> list[_Course]:
     return courses
 
 
-def _try_offload(timeline: Timeline, course: _Course, decision: Decision) -> None:
+def _try_offload(timeline: Timeline, course: Course, decision: Decision) -> None:
     track = course.track
     forward, backward = timeline.scopes[track.forward], timeline.scopes[track.backward]
     leave_turn = int(forward.turns_before[track.producer + 1]) + decision.window_ops - 1
@@ -211,7 +211,7 @@ def _try_offload(timeline: Timeline, course: _Course, decision: Decision) -> Non
         course.returns = int(backward.turn_ends[max(return_turn, 0)])
 
 
-def _try_recompute(timeline: Timeline, course: _Course) -> None:
+def _try_recompute(timeline: Timeline, course: Course) -> None:
     track = course.track
     forward, backward = timeline.scopes[track.forward], timeline.scopes[track.backward]
     read_turn = forward.turns_before[track.read_end]
@@ -222,7 +222,7 @@ def _try_recompute(timeline: Timeline, course: _Course) -> None:
     course.returns = course.needed
 
 
-def _sum_bytes(timeline: Timeline, courses: list[_Course]) -> list[int]:
+def _sum_bytes(timeline: Timeline, courses: list[Course]) -> list[int]:
     bytes_at = timeline.fixed_bytes.tolist()
     scratch = timeline.scratch_bytes.tolist()
     for course in courses:
@@ -243,8 +243,25 @@ def _sum_bytes(timeline: Timeline, courses: list[_Course]) -> list[int]:
     return [b + s for b, s in zip(bytes_at, scratch, strict=True)]
 
 
-def _run_clocks(timeline: Timeline, courses: list[_Course]) -> tuple[float, float]:
-    """Seconds of the step, and those of them spent waiting for copies."""
+@dataclass(slots=True)
+class Clocks:
+    """When things happen in a step: seconds from its start.
+
+    Attributes:
+        step_s: when it is over.
+        stall_s: how much of it was spent waiting for copies.
+        op_starts_s: when each op starts.
+        out_ends_s: when the offloads issued at an op arrive, by that op.
+    """
+
+    step_s: float = 0.0
+    stall_s: float = 0.0
+    op_starts_s: list[float] = field(default_factory=list)
+    out_ends_s: dict[int, float] = field(default_factory=dict)
+
+
+def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
+    """Plays a step: three clocks, the device's and one per direction of the link."""
     out_at, out_due, in_at, in_due, again_at = (defaultdict(list) for _ in range(5))
     for course in courses:
         if course.action == "offload":
@@ -258,24 +275,31 @@ def _run_clocks(timeline: Timeline, courses: list[_Course]) -> tuple[float, floa
     for course in courses:
         if course.action != "keep":
             op_s[list(course.track.spared)] = 0.0
-    now_s = stall_s = to_host_s = to_device_s = 0.0
-    out_end_s, in_end_s = {}, {}
+    clocks = Clocks()
+    now_s = to_host_s = to_device_s = 0.0
+    in_end_s = {}
+
+    def wait_until(ready_s: float) -> float:
+        clocks.stall_s += max(ready_s - now_s, 0.0)
+        return max(now_s, ready_s)
+
     for op, work_s in enumerate(op_s.tolist()):
-        ready_s = max((out_end_s[c.track.producer] for c in out_due[op]), default=0.0)
-        stall_s, now_s = stall_s + max(ready_s - now_s, 0.0), max(now_s, ready_s)
+        ends = (clocks.out_ends_s[c.track.producer] for c in out_due[op])
+        now_s = wait_until(max(ends, default=0.0))
         if in_at[op]:
             start_s = max(now_s, to_device_s)
             copy_s = sum(course.track.in_s for course in in_at[op])
             fraction = timeline.to_device_fraction
             to_device_s = float(slowed_end_s(start_s, copy_s, to_host_s, fraction))
             in_end_s[op] = to_device_s
-        ready_s = max((in_end_s[c.returns] for c in in_due[op]), default=0.0)
-        stall_s, now_s = stall_s + max(ready_s - now_s, 0.0), max(now_s, ready_s)
+        now_s = wait_until(max((in_end_s[c.returns] for c in in_due[op]), default=0.0))
+        clocks.op_starts_s.append(now_s)
         now_s += sum(course.again_s for course in again_at[op]) + work_s
         if out_at[op]:
             start_s = max(now_s, to_host_s)
             copy_s = sum(course.track.out_s for course in out_at[op])
             fraction = timeline.to_host_fraction
             to_host_s = float(slowed_end_s(start_s, copy_s, to_device_s, fraction))
-            out_end_s[op] = to_host_s
-    return now_s, stall_s
+            clocks.out_ends_s[op] = to_host_s
+    clocks.step_s = now_s
+    return clocks

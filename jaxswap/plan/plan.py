@@ -18,6 +18,7 @@ from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast, simulate
 from jaxswap.plan.base import Solution
 from jaxswap.plan.problem import Problem
+from jaxswap.plan.tighten import tighten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +190,11 @@ class Plan:
 def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
     """The plan of a solution, with what reports say of each value."""
     program = problem.program
+    decided = tighten(problem, solution.decisions)
     values, decisions = {}, {}
     for candidate, track in zip(program.candidates, problem.timeline.tracks, strict=True):
         value = program.values[candidate.value]
-        decisions[value.name] = solution.decisions.get(value.name, Decision(action="keep"))
+        decisions[value.name] = decided.get(value.name, Decision(action="keep"))
         values[value.name] = PlannedValue(
             size_bytes=track.kept_bytes,
             label=value.label,
@@ -206,9 +208,7 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
         decisions=decisions,
         values=values,
         # Of this problem: the solution may be of one with another budget, or a slower link.
-        forecast=simulate(
-            program, solution.decisions, problem.device, efficiency=problem.efficiency
-        ),
+        forecast=simulate(program, decided, problem.device, efficiency=problem.efficiency),
         budget_bytes=problem.budget_bytes,
         host_budget_bytes=problem.host_budget_bytes,
         device=problem.device.name,
