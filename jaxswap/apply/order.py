@@ -31,6 +31,10 @@ _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter
 
 _SMALL_BYTES = 2**20
 
+# XLA makes several ops of these. Those that read no gradient, but a value of the forward pass
+# that is kept, could run at any time, and their results would wait for the gradient in memory.
+_TAKEN_APART = ("select_and_scatter_add",)
+
 
 def pin_order(closed: Any, ledger: Ledger, *, is_body: bool = False) -> Any:
     """Chains the heavy ops of a program, and of the loop bodies that were rewritten."""
@@ -156,7 +160,15 @@ class _Pinner:
         if max(sizes, default=0) < _SMALL_BYTES:
             wait, late = wait + [v for v in late if v not in wait], []
         self._tie(wait, _on_device(eqn.invars))
+        if eqn.primitive.name in _TAKEN_APART:
+            self._join(_on_device(eqn.invars))
         return late
+
+    def _join(self, inputs: Sequence[Var]) -> None:
+        """Makes an op start with none of its inputs before all of them are there."""
+        different = list(dict.fromkeys(inputs))
+        new = self._barrier(*(jaxprs.read(self.env, v) for v in different))
+        self.env.update(zip(different, new, strict=True))
 
     def _find_late(self, eqn: Eqn, segment: int) -> list[Var]:
         """What should be over by the end of a heavy op, though the op does not need it.
