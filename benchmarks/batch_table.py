@@ -25,7 +25,8 @@ def main() -> None:
     parser.add_argument("--planner", default="exact")
     parser.add_argument("--full", action="store_true", help="print every size looked at")
     arguments = parser.parse_args()
-    print("| model | device | largest that fits | samples/s | chosen | samples/s | gain | found in |")
+    headings = ("model", "device", "largest that fits", "samples/s", "chosen", "samples/s")
+    print("| " + " | ".join((*headings, "gain", "found in")) + " |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for model in arguments.models.split(","):
         for device in arguments.devices.split(","):

@@ -42,7 +42,8 @@ def _measure(depth: int, planners: list[str]) -> None:
     traced_s = time.process_time() - start_s
     most_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{depth} layers: {len(program.ops)} kernels, {len(program.candidates)} candidates; "
-          f"traced in {traced_s:.1f} s of processor time, {most_gb:.2f} GB", flush=True)  # fmt: skip
+          f"traced in {traced_s:.1f} s of processor time, {most_gb:.2f} GB",
+          flush=True)  # fmt: skip
     problem = Problem(program=program, device=Device.named(DEVICE), budget_bytes=0)
     problem = problem.at_budget(int(SHARE * problem.baseline.peak_bytes))
     print(f"  {_rate(problem):.0f} plans per second, {BATCH} at a time", flush=True)

@@ -3,7 +3,8 @@
 # The packages `plan`, `apply` and `verify` are imported before their functions of the same
 # name are bound: `jaxswap.plan` is the function.
 from jaxswap._api import apply, plan
-from jaxswap._batch import BatchChoice, choose_batch_size
+from jaxswap._batch import choose_batch_size
+from jaxswap._batch_choice import BatchChoice
 from jaxswap._decorator import swap_offload
 from jaxswap._errors import BudgetInfeasibleError, JaxswapError, OutOfMemoryError
 from jaxswap._explicit import checkpoint, value_and_grad

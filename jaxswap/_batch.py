@@ -6,7 +6,6 @@ A few sizes are traced, the rest predicted; those that could win are planned by 
 the best of them and its neighbours are planned as asked for, compiled, and compared by replay.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxswap._api import plan as make_confirmed_plan
+from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap._terminal import shown_progress
 from jaxswap._units import format_bytes
@@ -31,74 +31,6 @@ _QUICK = "exact"
 _RESERVE = 0.05  # of the device, where no budget is given
 _MAX_GROWTH = 8  # times the largest size that fits as it is written
 _FIRST = (4, 8)  # sizes to trace before anything is known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRow:
-    """What is known of one batch size. Throughputs are samples per second.
-
-    Attributes:
-        batch_size: the size.
-        unplanned_bytes: device bytes as it is written (forecast).
-        fits: whether that is within the budget.
-        min_swap_bytes: the least that has to leave the device.
-        unplanned: throughput as it is written, whether it fits or not (forecast).
-        ideal: throughput if only those bytes are copied, beside the compute.
-        accumulated: throughput of the largest size that fits, its gradients added up to this
-            size; None if none fits.
-        planned: throughput under a plan (forecast); None if not planned, or no plan fits.
-        replayed: throughput of the compiled schedule; None if not compiled.
-        compiled_bytes: device bytes of that, likewise.
-    """
-
-    batch_size: int
-    unplanned_bytes: int
-    fits: bool
-    min_swap_bytes: int
-    unplanned: float
-    ideal: float
-    accumulated: float | None = None
-    planned: float | None = None
-    replayed: float | None = None
-    compiled_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchChoice:
-    """The batch size to train with.
-
-    Attributes:
-        batch_size: the size.
-        plan: for that size; empty if it fits as it is written.
-        min_swap_bytes: the least that has to leave the device at that size.
-        table: every size looked at, by size.
-        reason: why this one, in a sentence.
-        budget_bytes: the device memory it was chosen for.
-        device: the name of the device.
-    """
-
-    batch_size: int
-    plan: Plan
-    min_swap_bytes: int
-    table: tuple[BatchRow, ...]
-    reason: str
-    budget_bytes: int
-    device: str
-
-    def __str__(self) -> str:
-        head = f"{'batch':>6} {'unplanned':>12} {'fits':>5} {'as written':>11} {'ideal':>9}"
-        head += f" {'accumulated':>11} {'planned':>9} {'replayed':>9}   samples/s"
-        lines = [self.reason, head]
-        for row in self.table:
-            mark = "→" if row.batch_size == self.batch_size else " "
-            written = [f"{rate:.1f}" if rate is not None else "–" for rate in (
-                row.unplanned, row.ideal, row.accumulated, row.planned, row.replayed)]  # fmt: skip
-            lines.append(
-                f"{mark}{row.batch_size:>5} {format_bytes(row.unplanned_bytes):>12} "
-                f"{'yes' if row.fits else 'no':>5} {written[0]:>11} {written[1]:>9} "
-                f"{written[2]:>11} {written[3]:>9} {written[4]:>9}"
-            )
-        return "\n".join(lines)
 
 
 def choose_batch_size(
@@ -186,7 +118,7 @@ class _Search:
             plan=plans[best],
             min_swap_bytes=batch.find_min_swap_bytes(samples[best], self.budget_bytes),
             table=tuple(rows),
-            reason=_give_reason(best, rows),
+            reason=give_reason(best, rows),
             budget_bytes=self.budget_bytes,
             device=self.device.name,
         )
@@ -283,26 +215,6 @@ class _Search:
         )
 
 
-def _give_reason(best: int, rows: list[BatchRow]) -> str:
-    row = next(row for row in rows if row.batch_size == best)
-    rate = row.replayed or row.planned or row.unplanned
-    fitting = [r for r in rows if r.fits]
-    if row.fits:
-        return (
-            f"Batch {best}: {rate:.1f} samples/s as it is written; no larger batch gains more "
-            f"than {batch.MIN_GAIN:.0%} for what it would have to offload or recompute."
-        )
-    if not fitting:
-        return f"Batch {best}: {rate:.1f} samples/s planned; as it is written no batch fits."
-    largest = max(fitting, key=lambda r: r.batch_size)
-    before = largest.replayed or largest.unplanned
-    return (
-        f"Batch {best}: {rate:.1f} samples/s planned, {rate / before - 1:+.1%} against "
-        f"{before:.1f} at {largest.batch_size}, the largest that fits as it is written; beyond "
-        "it, offloading and recomputing cost more than a larger batch gains."
-    )
-
-
 def _check_sizes(batch_sizes: Sequence[int] | None) -> list[int] | None:
     if batch_sizes is None:
         return None
@@ -335,8 +247,3 @@ def _check_arguments(make_args: Callable[[int], Sequence[Any]], small: int, larg
                 f"`make_args` gives an argument of shape {a} for batch {small} and {b} for "
                 f"{large}: the batch has to be the first axis of what depends on it."
             )
-
-
-def as_rows(choice: BatchChoice) -> list[dict[str, Any]]:
-    """The table as plain data, for reports and files."""
-    return [dataclasses.asdict(row) for row in choice.table]

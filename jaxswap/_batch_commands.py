@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxswap._terminal import add_command, add_target, progress_bar
 
 if TYPE_CHECKING:
-    from jaxswap._batch import BatchChoice
+    from jaxswap._batch_choice import BatchChoice
 
 _EXAMPLE = """\
   $ jaxswap batch examples/gpt.py:step --device rtx2080ti --planner exact
@@ -56,7 +56,8 @@ def run_batch(arguments: argparse.Namespace) -> int:
     start_on_cpu_without_gpu()
     import json
 
-    from jaxswap._batch import as_rows, choose_batch_size
+    from jaxswap._batch import choose_batch_size
+    from jaxswap._batch_choice import as_rows
     from jaxswap._load import load_target, parse_settings
     from jaxswap.report.make import make_report
 

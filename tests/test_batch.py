@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxswap
-from jaxswap import _batch
+from jaxswap import _batch_choice
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap.model.device import Device
 from jaxswap.model.transfer import transfer_s
@@ -140,7 +140,7 @@ def test_a_size_beyond_what_fits_is_chosen_with_a_plan_where_it_pays():
     assert not rows[64].fits
     assert f"→{choice.batch_size:>5}" in str(choice)
     assert choice.reason.startswith(f"Batch {choice.batch_size}: ")
-    assert _batch.as_rows(choice)[0]["batch_size"] == 2
+    assert _batch_choice.as_rows(choice)[0]["batch_size"] == 2
 
 
 def test_a_model_that_fits_at_no_batch_says_so():

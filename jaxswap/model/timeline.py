@@ -8,16 +8,16 @@ applied schedule does (`jaxswap/apply/order.py`). They are counted within a *sco
 the step or the body of one loop, because a copy cannot leave the trip it was started in.
 """
 
-import itertools
-from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxswap.model.device import Device
-from jaxswap.model.kernel import FITTED, Efficiency, KernelCost, kernel_s
+from jaxswap.model.kernel import FITTED, Efficiency, kernel_s
 from jaxswap.model.transfer import transfer_s
+from jaxswap.model.work import find_spared, planned_costs, time_recomputations
 from jaxswap.program import liveness
 from jaxswap.program.ir import Candidate, Program
 
@@ -149,9 +149,9 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
     decided = {candidate.value for candidate in program.candidates}
     seconds = lambda op, cost: kernel_s(device, cost, efficiency) * op.trips
     unplanned_s = np.array([seconds(op, op.cost) for op in program.ops], dtype=np.float64)
-    costs = _planned_costs(program)
+    costs = planned_costs(program)
     op_s = [seconds(op, cost) for op, cost in zip(program.ops, costs, strict=True)]
-    again = _time_recomputations(program, device, efficiency)
+    again = time_recomputations(program, device, efficiency)
     sharers = Counter(op for each in again if each for op in each)
     shared = sorted(op for op, count in sharers.items() if count > 1)
     slots = {op: slot for slot, op in enumerate(shared)}
@@ -188,43 +188,6 @@ def slowed_end_s(start_s, copy_s, other_end_s, fraction):
 def _sum_fixed(program: Program, lifetimes: list[liveness.Lifetime], decided: set[int]) -> Ints:
     fixed = [life for life in lifetimes if life.value not in decided]
     return np.array(liveness.sum_lifetimes(fixed, len(program.ops)), dtype=np.int64)
-
-
-def _planned_costs(program: Program) -> list[KernelCost]:
-    """The work of each op of a planned step: what is implicit is neither written nor read."""
-    spared = [0] * len(program.ops)
-    for value in program.values:
-        if value.is_implicit and value.producer is not None:
-            forward = [op for op in value.readers if program.ops[op].phase != "backward"]
-            backward = [op for op in value.readers if program.ops[op].phase == "backward"]
-            for op in backward if forward else (value.producer, *backward):
-                spared[op] += value.size_bytes
-    return [
-        replace(op.cost, size_bytes=max(op.cost.size_bytes - spare, 0.0)) if spare else op.cost
-        for op, spare in zip(program.ops, spared, strict=True)
-    ]
-
-
-def _time_recomputations(
-    program: Program, device: Device, efficiency: Efficiency
-) -> list[dict[int, float] | None]:
-    """Seconds of the ops that make each candidate again, all trips; None where none can.
-
-    Kernels of which it is not known what they repeat get numbers of their own, below zero.
-    """
-    found: list[dict[int, float] | None] = []
-    unknown = itertools.count(-1, -1)
-    for candidate in program.candidates:
-        value, kernels = program.values[candidate.value], candidate.recompute
-        if kernels is None or value.is_argument or value.is_output:
-            found.append(None)
-            continue
-        ops = candidate.recompute_ops or tuple(itertools.islice(unknown, len(kernels)))
-        seconds: dict[int, float] = defaultdict(float)
-        for op, kernel in zip(ops, kernels, strict=True):
-            seconds[op] += kernel_s(device, kernel, efficiency) * value.trips
-        found.append(dict(seconds))
-    return found
 
 
 def _build_scope(program: Program, loop: int | None) -> Scope:
@@ -267,7 +230,7 @@ def _build_track(
     is_whole = depth < len(liveness.loop_chain(program, producer))
     own_s = float(sum(s for op, s in (again or {}).items() if op not in slots))
     shared = tuple(slots[op] for op in again or () if op in slots)
-    spared = _find_spared(program, candidate)
+    spared = find_spared(program, candidate)
     size = 0 if in_base else value.size_bytes
     made_first, made_last = liveness.span_from(program, producer, forward)
     return Track(
@@ -297,17 +260,6 @@ def _build_track(
         common=_position(common),
         parents=candidate.parents,
     )
-
-
-def _find_spared(program: Program, candidate: Candidate) -> tuple[int, ...]:
-    """The ops that do nothing but write a candidate to a loop's stack, or read it from there."""
-    value = program.values[candidate.value]
-    if not value.is_stacked or value.producer is None:
-        return ()
-    ops, only = program.ops, (candidate.value,)
-    makes = lambda op: ops[op].name == "stack" and ops[op].writes == only
-    reads = lambda op: ops[op].name == "dynamic_slice" and ops[op].reads == only
-    return (*filter(makes, (value.producer,)), *filter(reads, value.readers))
 
 
 def _position(loop: int | None) -> int:
