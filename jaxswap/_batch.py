@@ -22,13 +22,12 @@ from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
 from jaxswap.plan import batch
 from jaxswap.plan.base import find_planner, run_planner
-from jaxswap.plan.budget import Budget, parse_budget
+from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
 from jaxswap.program.trace import trace_program
 
 _QUICK = "exact"
-_RESERVE = 0.05  # of the device, where no budget is given
 _MAX_GROWTH = 8  # times the largest size that fits as it is written
 _FIRST = (4, 8)  # sizes to trace before anything is known
 
@@ -74,7 +73,7 @@ def choose_batch_size(
             fn=fn,
             make_args=make_args,
             device=target,
-            budget_bytes=parse_budget(1.0 - _RESERVE if budget is None else budget, target),
+            budget_bytes=parse_budget(DEFAULT_SHARE if budget is None else budget, target),
             planner=find_planner(planner).name,
             donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
             seed=seed,

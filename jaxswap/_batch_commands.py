@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from jaxswap._batch_choice import BatchChoice
 
 _EXAMPLE = """\
-  $ jaxswap batch examples/gpt.py:step --device rtx2080ti --planner exact
-  Batch 8: 38.0 samples/s planned, +1.9% against 37.3 at 4, the largest that fits ...
-   batch    unplanned  fits  as written     ideal ...
-    ..."""
+  $ jaxswap batch examples/gpt.py:step --device rtx2080ti --set layers=4 --sizes 4,8,16,32 \\
+      --planner exact
+  Batch 8: 24.2 samples/s as it is written; no larger batch gains more than 1% for what it
+  would have to offload or recompute.
+   batch    unplanned  fits  as written  ...   planned  replayed   samples/s
+       4     2.94 GiB   yes        26.9              –         –
+  →    8     4.90 GiB   yes        28.0              –      24.2
+      16     8.83 GiB   yes        28.6              –      23.9
+      32    16.69 GiB    no        28.9           26.7      21.2"""
 
 
 def add_batch(commands: Any) -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from jaxswap.plan.plan import Plan
     from jaxswap.report import Report
 
-_DEFAULT_SHARE = 0.95
 _NUM_BUDGETS = 8
 
 _PLAN_EXAMPLE = """\
@@ -126,13 +125,14 @@ def read_budget(text: str | None) -> str | float | None:
 
 def _search(arguments: argparse.Namespace, target: "Target", show: Any) -> "Plan":
     from jaxswap._api import plan
+    from jaxswap.plan.budget import DEFAULT_SHARE
 
     show(0, 0, f"planning {target.name}")
     budget = read_budget(arguments.budget)
     return plan(
         target.step,
         *target.args,
-        budget=_DEFAULT_SHARE if budget is None else budget,
+        budget=DEFAULT_SHARE if budget is None else budget,
         device=arguments.device,
         planner=arguments.planner,
         donate_argnums=target.donate_argnums,

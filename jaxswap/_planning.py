@@ -19,11 +19,10 @@ from jaxswap._errors import BudgetInfeasibleError, MissingCompilerError
 from jaxswap._units import format_bytes, format_seconds
 from jaxswap.apply.step import name_values
 from jaxswap.model.device import Device
+from jaxswap.plan.budget import DEFAULT_SHARE
 from jaxswap.plan.plan import Plan
 
 _log = logging.getLogger("jaxswap")
-# Of what JAX may use, when no budget is given: fragmentation and library workspaces.
-DEFAULT_RESERVE = 0.05
 _SEARCH = ("planner", "host_budget", "seed", "confirm", "cache", "progress")
 
 
@@ -57,7 +56,7 @@ def plan_call(
     device = device or Device.detect()
     budget = settings["budget"] if budget_bytes is None else budget_bytes
     if budget is None:
-        budget = int((1 - DEFAULT_RESERVE) * device.memory_bytes)
+        budget = int(DEFAULT_SHARE * device.memory_bytes)
     step = as_function_of_arrays(fn, call)
     try:
         plan = _api.plan(

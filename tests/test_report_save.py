@@ -179,7 +179,10 @@ def test_a_report_without_figures_says_so(empty):
 
 def test_figures_escape_labels():
     point = dataclasses.replace(make_sample().fronts[2], label=NASTY)
-    ET.fromstring(draw(make_sample(fronts=[point]), "front"))
+    figure = ET.fromstring(draw(make_sample(fronts=[point]), "front"))
+    # It is there as text, and nothing of it became an element or an attribute.
+    assert NASTY in "".join(figure.itertext())
+    assert not [e for e in figure.iter() if "script" in e.tag or "onerror" in e.attrib]
 
 
 def test_png_is_a_picture_twice_the_size(sample, tmp_path):

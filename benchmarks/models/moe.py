@@ -15,7 +15,7 @@ import optax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks.models._attention import attend, count_attention_macs, mask_future
+from benchmarks.models._attention import add_attention, count_attention_macs
 from benchmarks.models._remat import recompute_block
 from benchmarks.models._workload import Workload, make_workload, parse_dtype
 from benchmarks.models.gpt import draw_tokens, next_token_loss
@@ -80,13 +80,9 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        (b, s, d), t = x.shape, self.dtype
+        t = self.dtype
         x = checkpoint_name(x, "input")
-        qkv = nn.Dense(3 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
-        qkv = checkpoint_name(qkv, "qkv").reshape(b, s, 3 * self.heads, d // self.heads)
-        q, k, v = jnp.split(qkv, 3, axis=2)
-        a = attend(q, k, v, mask_future(s))
-        x = x + nn.Dense(d, dtype=t)(checkpoint_name(a, "attention"))
+        x = add_attention(x, self.heads, t, is_causal=True)
         mix = Experts(self.experts, self.top_k, self.places, t)
         y, busy = mix(nn.LayerNorm(dtype=t)(x))
         return x + y, busy

@@ -12,7 +12,7 @@ import optax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks.models._attention import attend, count_attention_macs
+from benchmarks.models._attention import add_attention, count_attention_macs
 from benchmarks.models._remat import stack_blocks
 from benchmarks.models._vision import CHANNELS, classification_loss, draw_images
 from benchmarks.models._workload import Workload, make_workload, parse_dtype
@@ -24,12 +24,9 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        (b, s, d), t = x.shape, self.dtype
+        d, t = x.shape[-1], self.dtype
         x = checkpoint_name(x, "input")
-        qkv = nn.Dense(3 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
-        qkv = checkpoint_name(qkv, "qkv").reshape(b, s, 3 * self.heads, d // self.heads)
-        q, k, v = jnp.split(qkv, 3, axis=2)
-        x = x + nn.Dense(d, dtype=t)(checkpoint_name(attend(q, k, v), "attention"))
+        x = add_attention(x, self.heads, t, is_causal=False)
         h = nn.Dense(4 * d, dtype=t)(nn.LayerNorm(dtype=t)(x))
         return x + nn.Dense(d, dtype=t)(nn.gelu(checkpoint_name(h, "hidden")))
 

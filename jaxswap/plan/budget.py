@@ -10,6 +10,9 @@ from jaxswap.model.device import Device
 
 Budget = str | int | float
 
+# Of the device, where no budget is given: the rest is for fragmentation and library workspaces.
+DEFAULT_SHARE = 0.95
+
 
 def parse_budget(budget: Budget, device: Device, *, name: str = "budget") -> int:
     """Turns `"10GiB"`, `10 * 2**30` or `0.8` into a number of bytes.
