@@ -159,21 +159,21 @@ def digest_cell(cell: Cell) -> str:
         _version("jax"),
         repr(find_device(cell.device)),
         json.dumps(MODELS[cell.model]),
-        _digest_model(MODELS[cell.model][0]),
+        digest_model(MODELS[cell.model][0]),
         _digest_files(tuple(str(_JAXSWAP / name) for name in _JUDGE)),
-        _digest_jaxswap() if plans else "",
+        digest_jaxswap() if plans else "",
     ]
     return _digest("\n".join(parts).encode())
 
 
-def _digest_model(workload: str) -> str:
+def digest_model(workload: str) -> str:
     """Of the file that builds the workload and of those that all models share."""
     built_by = pathlib.Path(inspect.getfile(WORKLOADS[workload].func))  # pyright: ignore
     shared = sorted(str(path) for path in built_by.parent.glob("_*.py"))
     return _digest_files((str(built_by), *(s for s in shared if not s.endswith("__init__.py"))))
 
 
-def _digest_jaxswap() -> str:
+def digest_jaxswap() -> str:
     """Of all that a plan comes from; reports come after it."""
     sources = (path for path in _JAXSWAP.rglob("*.py") if "report" not in path.parts)
     return _digest_files(tuple(sorted(str(path) for path in sources)))

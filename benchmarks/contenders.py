@@ -20,7 +20,7 @@ Kind = Literal["unplanned", "policy", "xla", "paper", "jaxswap"]
 Figures = dict[str, Any]
 
 # More than any step here needs.
-_AMPLE_BYTES = 2**40
+AMPLE_BYTES = 2**40
 # XLA's GPU compiler lets temporaries have 95 % of what arguments and outputs leave of 80 % of the
 # device (`GetSchedulerMemoryLimit`, openxla/xla xla/service/gpu/gpu_hlo_schedule.cc).
 _XLA_DEVICE_SHARE, _XLA_SLOP = 0.80, 0.95
@@ -83,11 +83,11 @@ def _run_as_written(panel: Panel) -> Figures:
 
 
 def _run_unconstrained(panel: Panel) -> Figures:
-    return _verify(panel, memory_bytes=_AMPLE_BYTES)
+    return _verify(panel, memory_bytes=AMPLE_BYTES)
 
 
 def _run_policy(panel: Panel, *, remat: str, options: Mapping[str, Any] | None = None) -> Figures:
-    return _verify(panel, memory_bytes=_AMPLE_BYTES, options=options, remat=remat)
+    return _verify(panel, memory_bytes=AMPLE_BYTES, options=options, remat=remat)
 
 
 def device_for_xla(budget_bytes: int, base_bytes: int) -> int:
@@ -113,7 +113,7 @@ def _run_planner(panel: Panel, unplanned: Figures, budget_bytes: int, *, planner
     import jaxswap
 
     del unplanned
-    workload, device = panel.build(), panel.gpu(_AMPLE_BYTES)
+    workload, device = panel.build(), panel.gpu(AMPLE_BYTES)
     found = jaxswap.plan(
         workload.step,
         *workload.args,
@@ -160,7 +160,7 @@ _TRANSFORMER = (
 )
 _CONVOLUTIONAL = ("save:conv", "nothing_saveable", "offload:conv", "offload_names", "offload:input")
 _RECURRENT = ("dots_saveable", "nothing_saveable")
-_PAPERS = (
+PAPERS = (
     "chen",
     "vdnn-all",
     "vdnn-conv",
@@ -195,7 +195,7 @@ def list_contenders(model: str) -> dict[str, Contender]:
             found.append((f"overlapped:{remat}", "policy", overlapped))
     found.append(("xla", "xla", _run_xla))
     found.append(("xla-offload", "xla", partial(_run_xla, options=_XLA_OFFLOAD)))
-    for name in (*_PAPERS, *_OWN):
+    for name in (*PAPERS, *_OWN):
         kind = "jaxswap" if name in _OWN else "paper"
         found.append((name, kind, partial(_run_planner, planner=name)))
     return {name: Contender(name=name, kind=kind, run=run) for name, kind, run in found}

@@ -3,7 +3,7 @@
     jaxswap demo --planner genetic && python -m benchmarks.report_pictures jaxswap-demo.html
 
 Opens a report in Chromium and writes what is seen to `docs/pictures`: light, dark, on a phone,
-and the table of decisions.
+the streams, the table of decisions and the front.
 """
 
 import argparse
@@ -30,13 +30,13 @@ def main() -> None:
         page = browser.open(path, width=390, height=844)
         page.resize(390, 1500)
         _write("report-phone.png", page)
-        for name, section in (("streams", "streams"), ("decisions", "decisions")):
+        for section, height in (("streams", 445), ("decisions", 620), ("front", 540)):
             page = browser.open(path, width=1160, height=620)
             page.evaluate(f"document.getElementById('{section}').scrollIntoView()")
             if section == "streams":
                 _point(page, "streams-plot", 0.3)
-                page.resize(1160, 445)
-            _write(f"report-{name}.png", page)
+            page.resize(1160, height)
+            _write(f"report-{section}.png", page)
 
 
 def _point(page: Page, element: str, share: float) -> None:

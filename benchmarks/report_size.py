@@ -3,13 +3,16 @@
     python -m benchmarks.report_size --ops 20000
 
 Makes a program of that many ops with its plan, and compiled modules that are as long, builds the
-report, writes every form of it, and prints seconds and bytes. Compiling is not part of it.
+report with its front, writes every form of it, and prints seconds, how many of them were spent on
+a processor (a busy machine takes longer), and bytes. Compiling is not part of it.
 """
 
 import argparse
 import pathlib
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from jaxswap._units import format_bytes
 from jaxswap.apply.decision import Decision
@@ -19,6 +22,7 @@ from jaxswap.model.simulate import simulate
 from jaxswap.plan.plan import Plan, PlannedValue
 from jaxswap.program.ir import Candidate, Op, Program, Value
 from jaxswap.report import Report
+from jaxswap.report.front import find_front
 from jaxswap.verify.hlo import parse_module
 from jaxswap.verify.replay import replay
 from jaxswap.verify.target import Compiled
@@ -39,23 +43,30 @@ def main() -> None:
     before, after = (_compile(num_ops, device) for _ in range(2))
     print(f"{len(program.ops)} ops, {len(program.candidates)} candidates, "
           f"{len(before.memory.names)} instructions")  # fmt: skip
-    start = time.perf_counter()
-    report = Report.of(program=program, plan=plan, before=before, after=after, title="large")
-    _print_row("build", start)
-    start = time.perf_counter()
-    report.to_text()
-    _print_row("text", start)
+    with _row("front"):
+        fronts = find_front(program, device, plan)
+    with _row("build"):
+        report = Report.of(
+            program=program, plan=plan, before=before, after=after, fronts=fronts, title="large"
+        )
+    with _row("forecast"):
+        Report.of(program=program, plan=plan, device=device)
+    with _row("text"):
+        report.to_text()
     with tempfile.TemporaryDirectory() as folder:
         for suffix in (".html", ".json", ".csv", ".trace.json", ".svg"):
             path = pathlib.Path(folder, "report" + suffix)
-            start = time.perf_counter()
-            report.save(path)
-            _print_row(suffix, start, path.stat().st_size)
+            with _row(suffix, path):
+                report.save(path)
 
 
-def _print_row(name: str, start: float, size_bytes: int | None = None) -> None:
-    size = "" if size_bytes is None else format_bytes(size_bytes)
-    print(f"{name:12} {time.perf_counter() - start:6.2f} s  {size}", flush=True)
+@contextmanager
+def _row(name: str, path: pathlib.Path | None = None) -> Iterator[None]:
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    yield
+    cpu_s, wall_s = time.process_time() - start_cpu_s, time.perf_counter() - start_s
+    size = format_bytes(path.stat().st_size) if path else ""
+    print(f"{name:12} {wall_s:6.2f} s, {cpu_s:5.2f} s of CPU  {size}", flush=True)
 
 
 def _make_program(num_layers: int) -> Program:

@@ -81,7 +81,7 @@ def plan(
         if known is not None:
             return known
         problem = Problem(
-            program=trace_program(fn, *args, donate_argnums=donated),
+            program=trace_program(fn, *args, donate_argnums=donated, device=target),
             device=target,
             budget_bytes=budget_bytes,
             host_budget_bytes=host_bytes,

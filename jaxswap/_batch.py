@@ -124,7 +124,9 @@ class _Search:
 
     def _trace(self, size: int) -> Problem:
         self.report(0, 1, f"tracing batch {size}")
-        program = trace_program(self.fn, *self.make_args(size), donate_argnums=self.donated)
+        program = trace_program(
+            self.fn, *self.make_args(size), donate_argnums=self.donated, device=self.device
+        )
         problem = Problem(program=program, device=self.device, budget_bytes=self.budget_bytes)
         tracks = problem.timeline.tracks
         rates = [t.recompute_s / t.kept_bytes for t in tracks if t.recompute_s and t.kept_bytes]

@@ -44,26 +44,44 @@ def confirm_plan(
         BudgetInfeasibleError: no plan fits, forecast or compiled.
     """
     best: Plan | None = None
+    is_promising = lambda plan: True
     for slowness in _SLOWNESS:
+        search_at = lambda aim, at=slowness: search(aim, at)
         try:
-            found = _fit(lambda aim, at=slowness: search(aim, at), compile_plan, budget_bytes)
+            fitting = _fit(search_at, compile_plan, budget_bytes, is_promising)
         except BudgetInfeasibleError:
             if best is None:
                 raise
             break
-        found, stall_share = _with_hints(*found, compile_plan)
+        if fitting is None:
+            continue
+        found, verified = _with_hints(*fitting, compile_plan)
         if best is None or (found.replayed_s or 0.0) < (best.replayed_s or 0.0):
-            best = found
-        if stall_share <= _WAITS_LONG:
+            best, is_promising = found, _expect_less_than(found, verified)
+        if _stall_share(verified) <= _WAITS_LONG:
             break
     assert best is not None
     return best
 
 
+def _expect_less_than(best: Plan, verified: Verified) -> Callable[[Plan], bool]:
+    """Whether a plan could be faster than one, if the forecasts of both are off by as much."""
+    compute_s = verified.timeline.step_s - verified.timeline.stall_s
+    scale = compute_s / max(best.forecast.step_s - best.forecast.stall_s, 1e-30)
+    return lambda plan: scale * plan.forecast.step_s < verified.timeline.step_s
+
+
 def _fit(
-    search: Callable[[int], Plan], compile_plan: Callable[[Plan], Verified], budget_bytes: int
-) -> tuple[Plan, Verified]:
-    """Plans, compiles and compares, until the compiled step is within the budget."""
+    search: Callable[[int], Plan],
+    compile_plan: Callable[[Plan], Verified],
+    budget_bytes: int,
+    is_promising: Callable[[Plan], bool],
+) -> tuple[Plan, Verified] | None:
+    """Plans, compiles and compares, until the compiled step is within the budget.
+
+    Gives up, with None, on a plan that is not promising: to compile it takes longer than all
+    the rest.
+    """
     aim, floor, lowest = budget_bytes, None, None
     for _ in range(ROUNDS):
         try:
@@ -74,6 +92,8 @@ def _fit(
                 raise
             aim = floor = error.floor_bytes
             found = search(aim)
+        if not is_promising(found):
+            return None
         for attempt in _in_turn(found):
             verified = compile_plan(attempt)
             needed = verified.device_bytes
@@ -99,8 +119,8 @@ def _in_turn(found: Plan) -> list[Plan]:
 
 def _with_hints(
     found: Plan, verified: Verified, compile_plan: Callable[[Plan], Verified]
-) -> tuple[Plan, float]:
-    """The plan, confirmed, with hints for XLA's scheduler where they help; and how it waits."""
+) -> tuple[Plan, Verified]:
+    """The plan, confirmed, with hints for XLA's scheduler where they help."""
     best = found
     if found.compiler_options() and _stall_share(verified) > _WAITS:
         hints = make_hints(verified.timeline.events)
@@ -109,7 +129,7 @@ def _with_hints(
         is_better = again.timeline.step_s < verified.timeline.step_s
         if is_better and again.device_bytes <= found.budget_bytes:
             best, verified = hinted, again
-    return mark_confirmed(best, verified), _stall_share(verified)
+    return mark_confirmed(best, verified), verified
 
 
 def _stall_share(verified: Verified) -> float:

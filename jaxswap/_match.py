@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxswap._errors import BadArgumentError
 from jaxswap.apply.decision import NamedValue
+from jaxswap.model.presets import devices
 from jaxswap.plan.plan import Plan
 from jaxswap.program.trace import trace_program
 
@@ -37,7 +38,8 @@ def check_match(
     doubtful = _find_different(plan, kinds)
     if not doubtful:
         return
-    program = trace_program(fn, *args)
+    # What XLA fuses, and so which values there are to decide about, depends on the device.
+    program = trace_program(fn, *args, device=devices().get(plan.device))
     candidates = [program.values[c.value] for c in program.candidates]
     kinds |= {v.name: (v.shape, v.dtype) for v in candidates}
     different = [name for name in _find_different(plan, kinds) if name in doubtful]

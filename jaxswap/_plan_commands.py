@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from jaxswap.plan.plan import Plan
     from jaxswap.report import Report
 
-_NUM_BUDGETS = 8
-
 _PLAN_EXAMPLE = """\
   $ jaxswap plan jaxswap.demo:step --device rtx3090 --budget 16GiB --planner greedy \\
       --report step.html
@@ -144,7 +142,7 @@ def _search(arguments: argparse.Namespace, target: "Target", show: Any) -> "Plan
 
 
 def _report(arguments: argparse.Namespace, target: "Target", found: "Plan", show: Any) -> "Report":
-    from jaxswap.report.make import make_report
+    from jaxswap.report.make import NUM_BUDGETS, make_report
 
     is_wanted = bool(arguments.report)
     return make_report(
@@ -154,7 +152,8 @@ def _report(arguments: argparse.Namespace, target: "Target", found: "Plan", show
         device=arguments.device,
         donate_argnums=target.donate_argnums,
         verify=is_wanted and not arguments.no_confirm,
-        num_budgets=_NUM_BUDGETS if is_wanted else 0,
+        # The text has no picture of the front.
+        num_budgets=NUM_BUDGETS if is_wanted or arguments.json else 0,
         title=target.name,
         progress=show,
     )

@@ -157,6 +157,7 @@ def _run_verify(arguments: argparse.Namespace) -> int:
         found = verify(
             apply(target.step, plan) if plan else target.step, *target.args,
             device=arguments.device, donate_argnums=target.donate_argnums,
+            options=plan.compiler_options() if plan else None,
         )  # fmt: skip
     if arguments.hlo:
         write_whole(arguments.hlo, found.hlo_text)

@@ -135,6 +135,23 @@ def test_where_copies_do_not_overlap_the_link_is_trusted_less_and_the_fastest_pl
     assert (found.seed, found.replayed_s) == (2, 3.0)
 
 
+def test_a_plan_that_cannot_be_faster_is_not_compiled():
+    compiled = []
+
+    def search(aim, slowness):
+        # Where the link is slower, the plan is slower than the first one with all its waiting.
+        step_s = {1.0: 1.0, 3.0: 4.1, math.inf: 2.0}[slowness]
+        forecast = Forecast(peak_bytes=1, step_s=step_s)
+        return dataclasses.replace(make_plan(action="offload"), forecast=forecast)
+
+    def compile_plan(plan):
+        compiled.append(plan.forecast.step_s)
+        return Compiled(80, 4.0, 3.0)
+
+    confirm_plan(search, compile_plan, 100)
+    assert set(compiled) == {1.0, 2.0}
+
+
 def test_where_nothing_fits_without_copies_the_best_with_copies_stays():
     def search(aim, slowness):
         if slowness > 1:

@@ -228,3 +228,27 @@ def test_dots_run_once_and_programs_keep_their_work(graph):
     for position, op in enumerate(program.ops):
         assert all(program.values[v].producer == position for v in op.writes)
         assert all(position in program.values[v].readers for v in op.reads)
+
+
+def _softmax(draw, x):
+    """The row sums of a softmax, and what is left to divide by them."""
+    shifted = draw.map(x, draw.row_sum(x, name="reduce_max"))
+    powers = draw.map(shifted, name="exp")
+    return draw.row_sum(powers), powers
+
+
+def test_what_reduces_rows_twice_goes_into_all_that_have_the_rows():
+    draw = Draw()
+    x, gradient = draw.argument(ROWS, COLUMNS), draw.argument(ROWS, COLUMNS)
+    sums, powers = _softmax(draw, x)
+    out = draw.map(powers, sums)
+    back = draw.map(powers, sums, gradient)
+    assert sorted(a for made in draw.made(out, back) for a in made) == [out, back]
+
+
+def test_what_reduces_rows_once_is_written_for_several_readers():
+    draw = Draw()
+    x, gradient = draw.argument(ROWS, COLUMNS), draw.argument(ROWS, COLUMNS)
+    sums = draw.row_sum(draw.map(x))
+    out, back = draw.map(x, sums), draw.map(x, sums, gradient)
+    assert any(sums in k.outs for k in draw.fuse(out, back))

@@ -1,7 +1,10 @@
 """The parser: every form of line that the scheduled modules of XLA:GPU have."""
 
+import pathlib
+
 import pytest
 
+from jaxswap.verify import frames
 from jaxswap.verify.hlo import Array, parse_arrays, parse_instruction, parse_module, strip_metadata
 
 MODULE = """\
@@ -72,6 +75,61 @@ def test_a_nameless_fusion_is_named_after_its_root():
     assert fusion.op_name == ""
     assert module.named(fusion).op_name == "root"
     assert module.source_of(fusion) == "train.py:7"
+
+
+OWN = pathlib.Path(frames.__file__).parent.parent
+FRAMES = f"""\
+FileNames
+1 "/home/ada/run.py"
+2 "{OWN}/verify/verify.py"
+3 "/home/ada/model.py"
+4 "{OWN}/apply/step.py"
+5 "{OWN}/demo.py"
+
+FileLocations
+1 {{file_name_id=1 function_name_id=1 line=10 end_line=10 column=2 end_column=4}}
+2 {{file_name_id=2 function_name_id=1 line=20 end_line=20 column=2 end_column=4}}
+3 {{file_name_id=3 function_name_id=1 line=30 end_line=30 column=2 end_column=4}}
+4 {{file_name_id=4 function_name_id=1 line=40 end_line=40 column=2 end_column=4}}
+5 {{file_name_id=5 function_name_id=1 line=50 end_line=50 column=2 end_column=4}}
+
+StackFrames
+1 {{file_location_id=1 parent_frame_id=1}}
+2 {{file_location_id=2 parent_frame_id=2}}
+3 {{file_location_id=3 parent_frame_id=3}}
+4 {{file_location_id=4 parent_frame_id=4}}
+5 {{file_location_id=4 parent_frame_id=3}}
+6 {{file_location_id=5 parent_frame_id=6}}
+7 {{file_location_id=9 parent_frame_id=1}}
+"""
+
+
+def test_frames_of_jaxswap_lead_to_the_line_that_called_it():
+    # run.py calls verify, which calls model.py, which calls jaxswap's apply.
+    found = frames.parse_frames(FRAMES)
+    assert found[3] == "model.py:30"
+    assert found[4] == "model.py:30"
+    # What verify alone made is nobody's: who calls verify is not the step.
+    assert found[2] == ""
+    assert found[5] == ""
+    assert found[6] == "demo.py:50"
+    assert found[1] == "run.py:10"
+    assert 7 not in found  # its place is not in the table
+
+
+def test_a_fusion_named_by_a_barrier_goes_by_what_is_inside():
+    tables = MODULE[MODULE.index("FileNames") : MODULE.index("%inner")]
+    text = MODULE.replace(tables, FRAMES + "\n\n")
+    inside = 'negate(%a), metadata={op_name="jit(f)/Block_0/neg" stack_frame_id=3}'
+    text = text.replace("stack_frame_id=2}", "stack_frame_id=5}")
+    module = parse_module(text.replace("negate(%a)", inside))
+    fusion = module.entry.by_name["k"]
+    assert module.named(fusion).op_name == "jit(f)/Block_0/neg"
+    assert module.source_of(fusion) == "model.py:30"
+    # With nothing better inside, it keeps its own name, and has no line.
+    plain = parse_module(text)
+    assert plain.named(plain.entry.by_name["k"]).op_name.startswith("jit(f)/Block_0/")
+    assert plain.source_of(plain.entry.by_name["k"]) == ""
 
 
 def test_donated_arguments_are_known():

@@ -2,6 +2,7 @@
 
 import hypothesis as hp
 import hypothesis.strategies as hps
+import pytest
 
 from jaxswap.verify.hlo import parse_module
 from jaxswap.verify.memory import memory_curve
@@ -58,6 +59,32 @@ def test_a_fused_result_takes_over_a_dying_operand_of_its_size():
                    "ROOT " + call("c", "%b, %a"), more=fused)  # fmt: skip
     assert memory_curve(dying).peak_bytes == 3 * KIB
     assert memory_curve(living).peak_bytes == 4 * KIB
+
+
+@pytest.mark.parametrize(
+    ("inside", "operand", "peak_kib"),
+    [
+        ("negate(%a)", "%a", 3),
+        ("transpose(%a), dimensions={0}", "%a", 4),  # elements from elsewhere
+        ("negate(%a)", "%v", 4),  # a view of a buffer, as behind a barrier
+        ("negate(%a)", "%g", 4),  # one of several results
+    ],
+)
+def test_only_a_buffer_of_its_own_that_is_read_in_place_is_taken_over(inside, operand, peak_kib):
+    fused = (
+        "%f (a: f32[256]) -> f32[256] {\n"
+        "  %a = f32[256]{0} parameter(0)\n"
+        f"  ROOT %n = f32[256]{{0}} {inside}\n}}\n\n"
+    )
+    maker = call("t", "%p", "(f32[256]{0}, u8[0]{0})") if operand == "%g" else call("a", "%p")
+    views = {
+        "%v": ["%v = f32[256]{0} bitcast(%a)"],
+        "%g": ["%g = f32[256]{0} get-tuple-element(%t), index=0"],
+    }
+    module = entry("%p = f32[256]{0} parameter(0)", maker, *views.get(operand, []),
+                   f"%b = f32[256]{{0}} fusion({operand}), kind=kLoop, calls=%f",
+                   "ROOT " + call("c", "%b"), more=fused)  # fmt: skip
+    assert memory_curve(module).peak_bytes == peak_kib * KIB
 
 
 def test_host_buffers_take_no_device_memory_and_copies_hold_their_source():

@@ -1,5 +1,6 @@
 """A report from a step: traced, compiled where asked, with the front of other budgets."""
 
+import functools
 import itertools
 
 import jax
@@ -14,6 +15,9 @@ from jaxswap.plan.plan import make_plan
 from jaxswap.plan.problem import Problem
 from jaxswap.report.front import find_front
 from jaxswap.report.make import make_report
+from jaxswap.report.policies import POLICIES
+from jaxswap.report.rows import FrontPoint
+from jaxswap.verify import target
 
 WIDTH, BATCH, LAYERS = 512, 4096, 12
 
@@ -49,8 +53,25 @@ def test_a_report_without_the_compiler_is_all_forecast():
     assert report.title == "train"
     assert report.groups[0].block == "Block_*"
     assert report.decisions[0].source.startswith("tests/test_report_make.py:")
-    assert said == ["tracing", "done"]
-    assert report.fronts == ()
+    assert said == ["tracing", "planning for other budgets", "done"]
+    assert {streams.how for streams in (report.streams_before, report.streams_after)} == {
+        "forecast"
+    }
+    assert report.streams_after.step_s == report.best("step time").after
+
+
+def test_a_report_always_has_a_front_with_jaxs_policies():
+    plan = plan_for("80MiB")
+    more = FrontPoint(label="mine", size_bytes=2**26, step_s=1.0, how="compiled", kind="policy")
+    build = functools.partial(
+        make_report, train, *ARGS, plan=plan, donate_argnums=0, verify=False, fronts=(more,)
+    )
+    points = build().fronts
+    assert {p.kind for p in points} == {"written", "plan", "policy", "chosen"}
+    assert [p.label for p in points if p.kind == "policy"] == [
+        *(policy.name for policy in POLICIES), "mine"
+    ]  # fmt: skip
+    assert {p.kind for p in build(num_budgets=0).fronts} == {"written", "policy", "chosen"}
 
 
 @pytest.mark.gpu_compile
@@ -65,6 +86,24 @@ def test_a_report_has_the_compilers_word():
     # Who is in the peak is said with the line that made it.
     alive = report.curve_before.alive_at(report.curve_before.peak_op)
     assert any(holder.source.startswith("test_report_make.py:") for holder in alive)
+
+
+@pytest.mark.gpu_compile
+def test_a_plan_that_was_just_confirmed_is_not_compiled_again(monkeypatch):
+    compiled, compile_here = [], target.compile_here
+    monkeypatch.setattr(
+        target, "compile_here", lambda *job: compiled.append(job) or compile_here(*job)
+    )
+    monkeypatch.setattr(target, "_answers", {})
+    settings = {"device": "t4", "donate_argnums": 0}
+    plan = jaxswap.plan(train, *ARGS, budget="90MiB", planner="greedy", cache=False, **settings)
+    assert plan.is_confirmed
+    confirming = len(compiled)
+    report = make_report(train, *ARGS, plan=plan, **settings)
+    assert len(compiled) == confirming + 1  # the step as written
+    assert report.best("device memory").after == plan.compiled_bytes
+    make_report(train, *ARGS, plan=plan, **settings)
+    assert len(compiled) == confirming + 1
 
 
 @pytest.mark.gpu_compile

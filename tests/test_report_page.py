@@ -221,7 +221,20 @@ def test_a_forecast_alone_makes_a_page(browser, tmp_path):
     assert page.evaluate("document.documentElement.dataset.ready") == "yes"
     assert "was not compiled" in page.evaluate("document.body.innerText")
     assert page.evaluate("document.getElementById('front')") is None
+    # Both timelines are the simulator's, copies included.
+    sides = "[...document.querySelectorAll('[data-side]')].map((b) => b.textContent)"
+    assert page.evaluate(sides) == ["as written", "planned"]
+    assert page.evaluate("document.querySelectorAll('#streams-plot .to_host').length") > 0
+    point_at(page, "streams-plot", 0.3)
+    assert "(forecast): compute" in text_of(page, "slice")
     assert page.errors == []
+
+
+def test_the_front_and_the_batches_are_there_in_numbers(browser, path):
+    page = browser.open(path)
+    table = "[...document.querySelectorAll('#{} details td')].map((c) => c.textContent).join('|')"
+    assert "dots_saveable (forecast)|128.00 MiB|30 ms" in page.evaluate(table.format("front"))
+    assert "16 (forecast)|does not fit|140" in page.evaluate(table.format("batches"))
 
 
 def test_printing_shows_the_figures_and_hides_the_controls(browser, path):

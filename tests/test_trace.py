@@ -204,3 +204,12 @@ def test_the_forecast_peak_is_near_the_compilers(fn, args):
     forecast = simulate(trace_program(run, *args, donate_argnums=0), {}, device)
     compiled = compile_for(run, args, device, donate_argnums=(0,))
     assert forecast.peak_bytes == pytest.approx(compiled.device_bytes, rel=0.15)
+
+
+def test_a_sum_over_one_element_makes_nothing():
+    def step(x):
+        return jnp.tanh(x) + jnp.sum(jnp.exp(x), axis=1, keepdims=True).sum(axis=1)[:, None]
+
+    program = trace_program(step, jax.ShapeDtypeStruct((4096, 1024), jnp.float32))
+    kinds = [op.name for op in program.ops]
+    assert len([v for v in program.values if v.shape == (4096,)]) <= 1, kinds

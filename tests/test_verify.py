@@ -132,6 +132,32 @@ def test_a_child_process_compiles_the_same():
     assert child.hlo_text.count("fusion(") == here.hlo_text.count("fusion(")
 
 
+def test_the_same_step_is_compiled_once_and_few_answers_are_held(monkeypatch):
+    jobs = []
+
+    def compile_here(code, config, options):
+        jobs.append(options)
+        sizes = dict.fromkeys((f.name for f in dataclasses.fields(target.Compiled)), 0)
+        return target.Compiled(**sizes | {"hlo_text": f"module {len(jobs)}", "note": ""})
+
+    for name in ("has_gpu_compiler_plugin", "can_compile_for_gpu_here"):
+        monkeypatch.setattr(_compat, name, lambda: True)
+    monkeypatch.setattr(target, "compile_here", compile_here)
+    monkeypatch.setattr(target, "_answers", {})
+    ask = lambda device="t4", **options: target.compile_for(
+        lambda x: x @ x, (shape(8, 8),), Device.named(device), options=options
+    )
+    assert ask().hlo_text == "module 1"
+    assert ask().hlo_text == "module 1"  # the same code, from another line
+    assert ask("rtx4090").hlo_text == "module 2"
+    assert ask(xla_some_option=1).hlo_text == "module 3"
+    for number in range(target._MAX_ANSWERS):
+        ask(xla_some_option=2 + number)
+    assert len(target._answers) == target._MAX_ANSWERS
+    assert ask().hlo_text == f"module {len(jobs)}"  # forgotten, and compiled again
+    assert len(jobs) == target._MAX_ANSWERS + 4
+
+
 @pytest.mark.gpu_compile
 def test_a_dot_that_triton_cannot_tile_untuned_is_compiled_as_a_library_call():
     # 197 tokens (a vision transformer's) leave no power-of-two tiling.

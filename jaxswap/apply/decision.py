@@ -28,7 +28,8 @@ class Decision:
         window_ops: how many heavy ops the copy to the host may take before its bytes must
             be gone. At 1 the next heavy op waits for it.
         reload_ahead_ops: how many heavy ops before its first use in the backward pass the
-            reload starts. At 0 it starts when all else that the use needs is there.
+            reload starts. At 0 it starts when all else that the use needs is there. Where
+            that is more than its iteration of a loop has, the iteration before reloads it.
 
     Example:
         >>> Decision(action="offload", window_ops=3).window_ops

@@ -7,23 +7,19 @@ JAX turns a differentiated loop into two: one forward that stacks residuals, one
 reads them. One iteration of each, put in a row, is again a program with a forward and a
 backward part, served like any other (`demand.py`), at any depth of loops. What then still
 goes from the forward part to the backward part is what gets stacked, in host memory where it
-was offloaded.
-
-Stacks in host memory are indexed by hand, with an index that is read from memory: XLA:GPU of
-jaxlib 0.10.2 and 0.11.0 reads slices whose index it can work out, and which runs backwards,
-from the wrong end (openxla/xla #46231): silently wrong gradients.
+was offloaded (`stacks.py`). A reload may start an iteration early (`prefetch.py`).
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxswap import _compat
 from jaxswap.apply import demand, jaxprs
 from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
+from jaxswap.apply.prefetch import Prefetched, prefetch
 from jaxswap.apply.program import (
     Ledger,
     Part,
@@ -32,6 +28,7 @@ from jaxswap.apply.program import (
     find_dependents,
     open_program,
 )
+from jaxswap.apply.stacks import hide_numbers, index_stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,10 @@ def _rewrite_pairs(program: Program, ledger: Ledger, names: dict[Var, str]) -> N
         body_names = open_program(body)
         _rewrite_pairs(body, ledger, body_names)
         served = demand.serve(body, ledger, body_names)
-        rewritten[f], rewritten[b], stacks = _close(forward, backward, links, served)
+        new_forward, new_backward, stacks = _close(forward, backward, links, served, ledger)
+        rewritten[f] = [new_forward, *new_backward.early]
+        rewritten[b] = [*new_backward.before, new_backward.scan]
+        program.saved.update(new_backward.slices)
         if not body.can_offload:
             names |= {stacks[v]: body_names[v] for v in stacks if v in body_names}
     eqns = [(new, part) for i, (eqn, part) in enumerate(program) for new in rewritten.get(i, [eqn])]
@@ -174,8 +174,8 @@ def _find_cotangents(backward: _Scan, dependents: set[Var]) -> set[Var]:
 
 
 def _close(
-    forward: _Scan, backward: _Scan, links: dict[int, int], served: Served
-) -> tuple[list[Eqn], list[Eqn], dict[Var, Var]]:
+    forward: _Scan, backward: _Scan, links: dict[int, int], served: Served, ledger: Ledger
+) -> tuple[Eqn, Prefetched, dict[Var, Var]]:
     """Takes a served iteration apart again, and stacks what crosses over."""
     sides = list(zip(served.eqns, served.is_backward, strict=True))
     forward_eqns = [eqn for eqn, side in sides if not side]
@@ -196,10 +196,10 @@ def _close(
         forward, [], forward.invars, [], forward.eqn.invars, forward_eqns,
         [*served.outs, *stacked], [*outvars, *stacks.values()], {},
     )  # fmt: skip
-    before, new_backward = _close_backward(
-        forward, backward, links, backward_eqns, served.backward_outs, crossing, stacks
+    new_backward = _close_backward(
+        forward, backward, links, backward_eqns, served.backward_outs, crossing, stacks, ledger
     )
-    return [new_forward], [*before, new_backward], stacks
+    return new_forward, new_backward, stacks
 
 
 def _close_backward(
@@ -210,7 +210,8 @@ def _close_backward(
     outs: list[Atom],
     crossing: list[Var],
     stacks: dict[Var, Var],
-) -> tuple[list[Eqn], Eqn]:
+    ledger: Ledger,
+) -> Prefetched:
     """The backward scan, reading what crosses over; and what has to come before it."""
     outer = dict(zip(forward.invars, forward.eqn.invars, strict=True)) | stacks
     closed_over = dict(zip(forward.constvars, forward.consts, strict=True))
@@ -225,52 +226,24 @@ def _close_backward(
         if v not in consts and v not in closed_over and v not in on_host
     }
     before: list[Eqn] = []
+    whole = {v: jx.Var(stacks[v].aval) for v in on_host}
     eqns = [jaxprs.substitute(e, env) for e in eqns]
     if on_host:
-        before, order = _new_order(forward.eqn.params["length"])
+        length = forward.eqn.params["length"]
+        before, order = hide_numbers(lambda: jnp.arange(length, dtype=jnp.int32))
         index = jx.Var(order.aval.update(shape=()))
         sliced[index] = order
-        whole = {v: jx.Var(stacks[v].aval) for v in on_host}
         shared |= {whole[v]: stacks[v] for v in on_host}
-        eqns = [e for v in on_host for e in _index_stack(whole[v], index, env[v])] + eqns
+        eqns = [e for v in on_host for e in index_stack(whole[v], index, env[v])] + eqns
     own = [i for i in range(len(backward.invars)) if i not in links]
-    return before, _build(
+    scan = _build(
         backward, list(shared), [*(backward.invars[i] for i in own), *sliced],
         list(shared.values()), [*(backward.eqn.invars[i] for i in own), *sliced.values()],
         eqns, [jaxprs.read(env, v) for v in outs], backward.eqn.outvars,
         {env[v]: closed_over[v] for v in crossing if v in closed_over},
     )  # fmt: skip
-
-
-def _new_order(length: int) -> tuple[list[Eqn], Var]:
-    """Equations that put the numbers of the iterations where XLA cannot foresee them."""
-    count = lambda: jax.lax.optimization_barrier(jnp.arange(length, dtype=jnp.int32))
-    closed = jaxprs.inline_calls(jax.make_jaxpr(count)())
-    _, _, eqns, (order,) = jaxprs.rename_jaxpr(closed)
-    return eqns, order
-
-
-def _index_stack(stack: Var, index: Var, result: Var) -> list[Eqn]:
-    """Equations that read `result` from a stack in host memory."""
-    sizes = (1, *result.aval.shape)
-
-    def take(whole, i):
-        starts = (i, *(jnp.int32(0) for _ in sizes[1:]))
-        return jax.lax.squeeze(jax.lax.dynamic_slice(whole, starts, sizes), (0,))
-
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (stack, index)]
-    closed = jaxprs.inline_calls(jax.make_jaxpr(take)(*shapes))
-    env = dict(zip(closed.jaxpr.invars, (stack, index), strict=True))
-    eqns = []
-    for eqn in closed.jaxpr.eqns:
-        copied = jaxprs.clone(eqn, env)
-        if any(_compat.is_on_host(v.aval) for v in jaxprs.variables(copied.invars)):
-            (old,), (made,) = eqn.outvars, copied.outvars
-            env[old] = jx.Var(made.aval.update(memory_space=stack.aval.memory_space))
-            copied = copied.replace(outvars=[env[old]])
-        eqns.append(copied)
-    eqns[-1] = eqns[-1].replace(outvars=[result])
-    return eqns
+    found = prefetch(scan, {env[v]: whole[v] for v in on_host}, ledger)
+    return replace(found, before=before + found.before)
 
 
 def _build(

@@ -62,7 +62,7 @@ class Program:
         outs: what the forward pass returns.
         backward_outs: what the backward pass returns.
         prefix: names of this program's values start so.
-        saved: variables that the user's own policies save.
+        saved: variables that the user's own policies save, or that are in host memory anyway.
         is_body: whether it is an iteration of a loop; the next iterations of the forward
             pass then come between its forward and its backward part.
         can_offload: whether its values may be offloaded one by one. In loops in loops, and

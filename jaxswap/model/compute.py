@@ -197,6 +197,13 @@ def is_row_reduction(eqn: Eqn) -> bool:
     return bool(reduced) and wide[-len(reduced) :] == reduced
 
 
+def is_zero(eqn: Eqn) -> bool:
+    """Whether an equation makes an array of zeros."""
+    if eqn.primitive.name != "broadcast_in_dim" or not isinstance(eqn.invars[0], jx.Literal):
+        return False
+    return not eqn.invars[0].val
+
+
 def count_parts(eqn: Eqn) -> int:
     """How many partial results XLA:GPU makes of a reduction first; 1 for none.
 

@@ -188,17 +188,25 @@ def _add_offloads(
         leave_turn, return_turn, aheads = leave_turn[gone], return_turn[gone], aheads[gone]
     due = forward.turn_starts[np.minimum(leave_turn, len(forward.turn_starts) - 1)]
     returns = np.where(aheads > 0, backward.turn_ends[np.maximum(return_turn, 0)], needed)
+    first, back_by = returns, needed
+    if track.hands_on:
+        is_early = return_turn < 0
+        start = np.where(is_early, np.maximum(return_turn + backward.num_turns, 0), 0)
+        returns = np.where(is_early, backward.turn_ends[start], returns)
+        back_by = np.where(is_early, backward.end, needed)
     change, at = tables.change_bytes, tables.at
     change[at(track.made_first, plans)] += track.size_bytes
     change[at(np.maximum(due, track.read_end), plans)] -= track.size_bytes
-    back = at(returns, plans)
-    change[back] += track.back_bytes
+    change[at(first, plans)] += track.back_bytes
     change[at(last + 1, plans)] -= track.back_bytes
+    handed_on = back_by > needed
+    change[at(returns, plans)] += track.back_bytes * handed_on
+    change[at(back_by, plans)] -= track.back_bytes * handed_on
     tables.out_s[at(track.producer, plans)] += track.out_s
-    tables.in_s[back] += track.in_s
-    due_at, needed_at = at(due, plans), at(needed, plans)
+    tables.in_s[at(returns, plans)] += track.in_s
+    due_at, back_at = at(due, plans), at(back_by, plans)
     tables.awaits_out[due_at] = np.maximum(tables.awaits_out[due_at], track.producer)
-    tables.awaits_in[needed_at] = np.maximum(tables.awaits_in[needed_at], returns)
+    tables.awaits_in[back_at] = np.maximum(tables.awaits_in[back_at], returns)
     tables.host_bytes[plans] += track.host_bytes
     tables.moved_bytes[plans] += track.moved_bytes
     return plans
@@ -262,7 +270,8 @@ def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
             end_s = slowed_end_s(start_s, copy_s, to_device_s, timeline.to_host_fraction)
             to_host_s = np.where(copy_s > 0, end_s, to_host_s)
             out_end_s[op] = to_host_s
-    return now_s
+    # A trip of a loop that ends the step.
+    return np.maximum(now_s, in_end_s[awaited_in[num_ops], plans])
 
 
 def _find_rows(is_any: NDArray[np.bool_]) -> list[bool]:

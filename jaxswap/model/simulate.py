@@ -12,7 +12,8 @@ What happens
 - *offload*: the copy starts when the value is made. The heavy op that ends its window waits
   for it, and from there the value is gone, unless the forward pass still reads it. The reload
   starts `reload_ahead_ops` heavy ops before the value is needed, at 0 only when it is needed;
-  who needs it waits for it.
+  who needs it waits for it. Where that reaches back beyond the start of a trip, the trip before
+  reloads it, waits for it at its end, and hands it on.
 - *recompute*: gone after its last use of the forward pass. Made again right before it is
   needed, from parents that are then needed too: kept until then, reloaded or made again.
 - A value that would be wanted again before it has left simply stays, and costs nothing. Loops
@@ -89,7 +90,11 @@ class Forecast:
 
 @dataclass(slots=True)
 class Course:
-    """What becomes of one candidate: gone before `leaves`, back from `returns` to `last`."""
+    """What becomes of one candidate: gone before `leaves`, back from `returns` to `last`.
+
+    Its reload is waited for in front of `back_by`: what needs it or, where a trip hands it on
+    to the next one, the end of the loop; `returns` is then of the trip before.
+    """
 
     track: Track
     action: str
@@ -98,6 +103,7 @@ class Course:
     due: int = 0
     leaves: int = 0
     returns: int = 0
+    back_by: int = 0
     again_s: float = 0.0
 
 
@@ -134,16 +140,20 @@ def simulate(
             "`program.candidate_names`."
         )
     timeline = build_timeline(program, device, efficiency)
-    unplanned = replace(
-        timeline,
-        fixed_bytes=timeline.fixed_bytes + timeline.implicit_bytes,
-        op_s=timeline.op_s + timeline.implicit_s,
-    )
-    baseline = _play(unplanned, [KEEP] * len(names), names, program.base_bytes)
+    baseline = _play(as_unplanned(timeline), [KEEP] * len(names), names, program.base_bytes)
     planned = [decisions.get(name, KEEP) for name in names]
     if all(decision.action == "keep" for decision in planned):
         return replace(baseline, baseline=baseline)
     return replace(_play(timeline, planned, names, program.base_bytes), baseline=baseline)
+
+
+def as_unplanned(timeline: Timeline) -> Timeline:
+    """The same for the step as written, which has its implicit values in memory."""
+    return replace(
+        timeline,
+        fixed_bytes=timeline.fixed_bytes + timeline.implicit_bytes,
+        op_s=timeline.op_s + timeline.implicit_s,
+    )
 
 
 def _play(
@@ -206,9 +216,12 @@ def _try_offload(timeline: Timeline, course: Course, decision: Decision) -> None
     course.action = "offload"
     course.due = int(forward.turn_starts[min(leave_turn, len(forward.turn_starts) - 1)])
     course.leaves = max(track.read_end, course.due)
-    course.returns = course.needed
+    course.returns = course.back_by = course.needed
     if decision.reload_ahead_ops:
         course.returns = int(backward.turn_ends[max(return_turn, 0)])
+    if return_turn < 0 and track.hands_on:
+        course.returns = int(backward.turn_ends[max(return_turn + backward.num_turns, 0)])
+        course.back_by = backward.end
 
 
 def _try_recompute(timeline: Timeline, course: Course) -> None:
@@ -223,24 +236,30 @@ def _try_recompute(timeline: Timeline, course: Course) -> None:
 
 
 def _sum_bytes(timeline: Timeline, courses: list[Course]) -> list[int]:
-    bytes_at = timeline.fixed_bytes.tolist()
-    scratch = timeline.scratch_bytes.tolist()
+    bytes_at = timeline.fixed_bytes.copy()
+    scratch = timeline.scratch_bytes.copy()
     for course in courses:
         track = course.track
-        if course.action == "keep":
-            last = int(timeline.scopes[track.common].lift_last[course.last])
-            stays = [(range(track.kept_first, last + 1), track.kept_bytes)]
-        else:
-            before = range(track.made_first, course.leaves)
-            after = range(course.returns, course.last + 1)
-            stays = [(before, track.size_bytes), (after, track.back_bytes)]
-        for ops, size_bytes in stays:
-            for op in ops:
-                bytes_at[op] += size_bytes
+        for ops, size_bytes in list_stays(timeline, course):
+            bytes_at[ops.start : ops.stop] += size_bytes
         # An op's scratch is below zero where it writes over an operand: no bytes, no change.
         if course.action == "recompute" and track.recompute_bytes:
             scratch[course.needed] = max(scratch[course.needed], track.recompute_bytes)
-    return [b + s for b, s in zip(bytes_at, scratch, strict=True)]
+    return (bytes_at + scratch).tolist()
+
+
+def list_stays(timeline: Timeline, course: Course) -> list[tuple[range, int]]:
+    """At which ops a candidate is on the device, and with how many bytes."""
+    track = course.track
+    if course.action == "keep":
+        last = int(timeline.scopes[track.common].lift_last[course.last])
+        return [(range(track.kept_first, last + 1), track.kept_bytes)]
+    stays = [(range(track.made_first, course.leaves), track.size_bytes)]
+    first = course.returns
+    if course.back_by > course.needed:
+        first = timeline.scopes[track.backward].first_op
+        stays.append((range(course.returns, course.back_by), track.back_bytes))
+    return [*stays, (range(first, course.last + 1), track.back_bytes)]
 
 
 @dataclass(slots=True)
@@ -251,13 +270,19 @@ class Clocks:
         step_s: when it is over.
         stall_s: how much of it was spent waiting for copies.
         op_starts_s: when each op starts.
-        out_ends_s: when the offloads issued at an op arrive, by that op.
+        out_starts_s: when the offloads issued at an op start, by that op.
+        out_ends_s: when they arrive, likewise.
+        in_starts_s: when the reloads issued at an op start, likewise.
+        in_ends_s: when they arrive, likewise.
     """
 
     step_s: float = 0.0
     stall_s: float = 0.0
     op_starts_s: list[float] = field(default_factory=list)
+    out_starts_s: dict[int, float] = field(default_factory=dict)
     out_ends_s: dict[int, float] = field(default_factory=dict)
+    in_starts_s: dict[int, float] = field(default_factory=dict)
+    in_ends_s: dict[int, float] = field(default_factory=dict)
 
 
 def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
@@ -268,7 +293,7 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
             out_at[course.track.producer].append(course)
             out_due[course.due].append(course)
             in_at[course.returns].append(course)
-            in_due[course.needed].append(course)
+            in_due[course.back_by].append(course)
         elif course.action == "recompute":
             again_at[course.needed].append(course)
     op_s = timeline.op_s.copy()
@@ -277,7 +302,6 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
             op_s[list(course.track.spared)] = 0.0
     clocks = Clocks()
     now_s = to_host_s = to_device_s = 0.0
-    in_end_s = {}
 
     def wait_until(ready_s: float) -> float:
         clocks.stall_s += max(ready_s - now_s, 0.0)
@@ -287,19 +311,20 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
         ends = (clocks.out_ends_s[c.track.producer] for c in out_due[op])
         now_s = wait_until(max(ends, default=0.0))
         if in_at[op]:
-            start_s = max(now_s, to_device_s)
+            start_s = clocks.in_starts_s[op] = max(now_s, to_device_s)
             copy_s = sum(course.track.in_s for course in in_at[op])
             fraction = timeline.to_device_fraction
             to_device_s = float(slowed_end_s(start_s, copy_s, to_host_s, fraction))
-            in_end_s[op] = to_device_s
-        now_s = wait_until(max((in_end_s[c.returns] for c in in_due[op]), default=0.0))
+            clocks.in_ends_s[op] = to_device_s
+        now_s = wait_until(max((clocks.in_ends_s[c.returns] for c in in_due[op]), default=0.0))
         clocks.op_starts_s.append(now_s)
         now_s += sum(course.again_s for course in again_at[op]) + work_s
         if out_at[op]:
-            start_s = max(now_s, to_host_s)
+            start_s = clocks.out_starts_s[op] = max(now_s, to_host_s)
             copy_s = sum(course.track.out_s for course in out_at[op])
             fraction = timeline.to_host_fraction
             to_host_s = float(slowed_end_s(start_s, copy_s, to_device_s, fraction))
             clocks.out_ends_s[op] = to_host_s
-    clocks.step_s = now_s
+    handed_on = (clocks.in_ends_s[c.returns] for c in in_due[len(op_s)])
+    clocks.step_s = wait_until(max(handed_on, default=0.0))
     return clocks

@@ -47,6 +47,11 @@ class Scope:
     lift_first: Ints
     lift_last: Ints
 
+    @property
+    def num_turns(self) -> int:
+        """How many turns there are in it."""
+        return len(self.turn_starts) - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
@@ -75,6 +80,8 @@ class Track:
         spared_s: seconds of them.
         can_offload: whether it may be in host memory.
         leaves_always: whether it is gone between its loops, however close they are.
+        hands_on: whether its reload may start, and end, in the trip before the one that needs
+            it, which hands it on.
         forward: the scope it is made in, as a position in `Timeline.scopes`.
         backward: the scope it is needed in.
         common: the innermost scope that holds both.
@@ -102,6 +109,7 @@ class Track:
     spared_s: float
     can_offload: bool
     leaves_always: bool
+    hands_on: bool
     forward: int
     backward: int
     common: int
@@ -117,7 +125,8 @@ class Timeline:
         implicit_s: what comes to that if the plan is empty: writing and reading implicit values.
         fixed_bytes: device bytes at each op besides the candidates and the op's scratch, under
             any plan that is not empty.
-        implicit_bytes: what comes to that if the plan is empty.
+        implicit_bytes: what comes to that if the plan is empty, less what is written over
+            operands.
         scratch_bytes: what each op needs only while it runs.
         tracks: the candidates.
         shared_s: seconds of each op that several candidates' recomputations share: it runs a
@@ -158,11 +167,12 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
     shared_s = [max(each[op] for each in again if each and op in each) for op in shared]
     unplanned = _sum_fixed(program, liveness.find_lifetimes(program), decided)
     planned = _sum_fixed(program, liveness.find_lifetimes(program, is_planned=True), decided)
+    reused = np.array([op.reused_bytes for op in program.ops], dtype=np.int64)
     return Timeline(
         op_s=np.array(op_s, dtype=np.float64),
         implicit_s=unplanned_s - np.array(op_s, dtype=np.float64),
         fixed_bytes=planned + program.base_bytes,
-        implicit_bytes=unplanned - planned,
+        implicit_bytes=unplanned - planned - reused,
         scratch_bytes=np.array([op.scratch_bytes for op in program.ops], dtype=np.int64),
         tracks=tuple(
             _build_track(program, candidate, device, op_s, seconds, slots, shared_s)
@@ -255,11 +265,19 @@ def _build_track(
         spared_s=sum(op_s[op] for op in spared),
         can_offload=candidate.can_offload and not in_base,
         leaves_always=forward != backward,
+        hands_on=value.is_stacked and _is_loop_pair(program, producer, candidate.first_backward),
         forward=_position(forward),
         backward=_position(backward),
         common=_position(common),
         parents=candidate.parents,
     )
+
+
+def _is_loop_pair(program: Program, producer: int, needed: int) -> bool:
+    """Whether an op of a loop hands values to one of another, neither in further loops."""
+    made_in, needed_in = (liveness.loop_chain(program, op) for op in (producer, needed))
+    is_pair = len(made_in) == len(needed_in) > 0 and made_in[:-1] == needed_in[:-1]
+    return is_pair and made_in != needed_in and program.loops[needed_in[-1]].trips > 1
 
 
 def _position(loop: int | None) -> int:

@@ -28,6 +28,7 @@ from jaxswap.plan.breed import OwnGenes, SharedGenes, run_pygad
 from jaxswap.plan.greedy import build_ladder
 from jaxswap.plan.improve import choose_freeing, descend, find_lowest, give_back, repair
 from jaxswap.plan.problem import KEEP_GENE, Genes, Problem
+from jaxswap.plan.trade import trade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +222,9 @@ class _Search:
             with_pairs=with_pairs,
             max_trials=1500,
         )
-        self.add(better[None], self.problem.costs_of(better[None]))
+        traded = trade(self.problem, better, self._count)
+        found = np.array([better, traded])
+        self.add(found, self.problem.costs_of(found))
 
     def _count(self, genes: Genes) -> np.ndarray:
         self.evaluations += len(genes)

@@ -207,7 +207,7 @@ def _list_options(timeline: Timeline, spreads: tuple[float, ...]) -> Options:
         for k in range(num_offloads):
             out, back = spreads[k // len(spreads)], spreads[k % len(spreads)]
             window = min(_count_window(forward, track, ends_s, out * track.out_s), _MAX_TURNS)
-            ahead = min(_count_ahead(backward, track, ends_s, back * track.in_s), _MAX_TURNS)
+            ahead = _count_ahead(backward, track, ends_s, back * track.in_s)
             gene = FIRST_OFFLOAD_GENE + k
             windows[index, gene], aheads[index, gene] = window, ahead
             leave = max(near, int(forward.turns_before[track.producer + 1]) + window - 1)
@@ -226,10 +226,19 @@ def _count_window(scope: Scope, track: Track, ends_s: Floats, copy_s: float) -> 
 
 
 def _count_ahead(scope: Scope, track: Track, ends_s: Floats, copy_s: float) -> int:
-    """How many turns ahead a reload of `copy_s` is issued to be there when it is needed."""
+    """How many turns ahead a reload of `copy_s` is issued to be there when it is needed.
+
+    Where a trip is too short for it, the trip before can hand it on, whose last turns then have
+    to take as long.
+    """
     if copy_s <= 0:
         return 0
     last = int(scope.turns_before[track.needed])
     # The reload that is k turns ahead is issued at the end of turn `last - k`, if not later.
     lead_s = ends_s[track.needed] - ends_s[scope.turn_ends[:last]][::-1]
-    return min(int(np.searchsorted(lead_s, copy_s * (1 - 1e-12))) + 1, max(last, 1))
+    ahead = int(np.searchsorted(lead_s, copy_s * (1 - 1e-12))) + 1
+    if ahead > last and track.hands_on:
+        lead_s = ends_s[scope.end] - ends_s[scope.turn_ends[:-1]][::-1]
+        before = int(np.searchsorted(lead_s, copy_s * (1 - 1e-12))) + 1
+        return last + min(before, scope.num_turns, _MAX_TURNS)
+    return min(ahead, max(last, 1), _MAX_TURNS)

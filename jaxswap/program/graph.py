@@ -78,6 +78,8 @@ class Node:
         loop: the innermost loop it is in.
         is_heavy: whether the applied schedule pins it.
         is_row_reduction: whether it reduces trailing dimensions only.
+        has_batch_dims: whether it is a dot with batch dimensions.
+        is_zero: whether all that it makes is zeros.
         scratch_bytes: device bytes it needs only while it runs.
         not_before: the node that it may not be moved in front of: where the region starts
             that recomputes it.
@@ -93,6 +95,8 @@ class Node:
     loop: int | None = None
     is_heavy: bool = False
     is_row_reduction: bool = False
+    has_batch_dims: bool = False
+    is_zero: bool = False
     scratch_bytes: int = 0
     not_before: int = 0
     origin: Any = None

@@ -2,25 +2,15 @@
 
 Input: a `Graph`. Output: `Groups`, one kernel per node to begin with, and who makes and reads
 each array between them. `fusion.py` and `outputs.py` then merge kernels, in place.
-Times here only rank: they are for no device in particular.
+Times here only rank (`effort.py`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from jaxswap.program.effort import DEFAULT, Yardstick
 from jaxswap.program.graph import Graph, Node
 
-# A large data-centre GPU, in round numbers: what fusing gains hardly depends on it.
-BANDWIDTH_BYTES_PER_S = 2.5e12
-FLOPS_PER_S = 30e12
-LAUNCH_S = 1e-6
-_TRANSCENDENTAL_FLOPS = 10.0
-# What XLA computes once and writes, rather than in each of several readers; seen by compiling
-# each with two readers. `exp`, `logistic`, `erf`, `rsqrt` and divisions it does twice.
-DEAR = frozenset(
-    ("tanh", "log", "log1p", "sin", "cos", "tan", "pow", "atan2", "erf_inv", "lgamma", "digamma",
-     "threefry2x32", "random_bits")
-)  # fmt: skip
 MAX_INPUTS = 48
 MAX_NODES = 400
 
@@ -36,6 +26,7 @@ class Kernel:
         outs: arrays it makes.
         position: where it stands in program order.
         span: how many elements it iterates over.
+        is_row_wise: whether it has whole rows at hand, reduces them and goes on with them.
     """
 
     nodes: dict[int, float]
@@ -46,8 +37,8 @@ class Kernel:
     loop: int | None
     is_opaque: bool
     reduces: bool
+    is_row_wise: bool = False
     not_before: int = 0
-    is_dear: bool = False
     is_stack: bool = False
     effort: float = 0.0
     read_bytes: float = 0.0
@@ -56,25 +47,15 @@ class Kernel:
     version: int = 0
     fixed: set[int] = field(default_factory=set)  # inputs that cannot be taken in
 
-    @property
-    def seconds(self) -> float:
-        """How long it takes, to compare with."""
-        moved_s = (self.read_bytes + self.write_bytes) / BANDWIDTH_BYTES_PER_S
-        return LAUNCH_S + max(moved_s, self.effort / FLOPS_PER_S)
-
-
-def effort_of(node: Node) -> float:
-    """Vector operations of one node."""
-    return node.cost.vector_flops + _TRANSCENDENTAL_FLOPS * node.cost.transcendentals
-
 
 class Groups:
     """The kernels of a graph, and the arrays between them."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, yardstick: Yardstick = DEFAULT):
         self.graph = graph
         self.arrays = graph.arrays
-        self.effort = [effort_of(n) for n in graph.nodes]
+        self.yardstick = yardstick
+        self.effort = [yardstick.effort(graph, n) for n in graph.nodes]
         self.maker: dict[int, int] = {}
         self.readers: dict[int, set[int]] = {}
         self.kernels = [self._single(i, n) for i, n in enumerate(graph.nodes)]
@@ -92,7 +73,6 @@ class Groups:
             is_opaque=node.kind == "opaque",
             reduces=node.kind == "reduce",
             not_before=node.not_before,
-            is_dear=node.name in DEAR,
             is_stack=node.name == "stack",
             effort=self.effort[index],
         )
@@ -112,6 +92,14 @@ class Groups:
         if node.kind == "update":
             return (a for a, _ in node.reads[1:])
         return node.writes
+
+    def seconds(self, kernel: Kernel) -> float:
+        """How long a kernel takes, to compare with."""
+        return self.yardstick.seconds(kernel.read_bytes + kernel.write_bytes, kernel.effort)
+
+    def is_computing(self, kernel: Kernel) -> bool:
+        """Whether a kernel takes longer to compute than to read and write."""
+        return self.yardstick.is_computing(kernel.read_bytes + kernel.write_bytes, kernel.effort)
 
     def read_bytes(self, array: int, share: float) -> float:
         """Bytes of an array that a kernel reads."""

@@ -34,8 +34,12 @@ class Op:
         writes: values it makes, likewise.
         cost: its work in one trip.
         is_heavy: whether the applied schedule pins it in its turn (dots, convolutions, loops).
-        scratch_bytes: device bytes it needs only while it runs; negative where it writes a
-            result over an operand that nothing reads after it.
+        has_batch_dims: whether it is a dot with batch dimensions, which some of JAX's policies
+            tell apart.
+        scratch_bytes: device bytes it needs only while it runs; negative where it updates an
+            operand in place, since an op's operands and results are all counted.
+        reused_bytes: in the unplanned step, bytes of results that it writes over operands that
+            nothing reads after it.
         trips: how often it runs in one step.
         loop: the innermost loop it is in, as a position in `Program.loops`; None outside.
         label: module path, for people.
@@ -48,7 +52,9 @@ class Op:
     writes: tuple[int, ...]
     cost: KernelCost
     is_heavy: bool = False
+    has_batch_dims: bool = False
     scratch_bytes: int = 0
+    reused_bytes: int = 0
     trips: int = 1
     loop: int | None = None
     label: str = ""

@@ -3,8 +3,7 @@
 Input: a `Graph` and its `Kernel`s in order. Output: a `Program` without candidates, and which
 of its values is which array.
 A carry of a loop is one value: the trip that makes it, and the next that reads it, share its
-memory. Where a fused kernel is the last to read an array as large as its result, it writes
-over it: that is a negative `scratch_bytes`, since both ends of a lifetime are counted.
+memory.
 """
 
 import dataclasses
@@ -15,6 +14,7 @@ from jaxswap.model.kernel import KernelCost
 from jaxswap.program.graph import Graph
 from jaxswap.program.groups import Kernel
 from jaxswap.program.ir import Loop, Op, Phase, Program, Value
+from jaxswap.program.reuse import reuse_operands
 
 Describe = Callable[[int], tuple[str, str]]
 
@@ -66,7 +66,7 @@ def build_program(graph: Graph, kernels: list[Kernel], describe: Describe) -> tu
         for kernel, outs, detail in zip(kernels, links.outs, details, strict=True)
     ]
     program = Program(
-        ops=tuple(_write_over(ops, values, kernels)),
+        ops=tuple(reuse_operands(graph, ops, values, kernels, links.array_of)),
         values=tuple(_unique_names(values)),
         candidates=(),
         loops=_loops(graph, kernels),
@@ -110,6 +110,7 @@ def _op(
         writes=tuple(value_of[a] for a in outs),
         cost=cost_of_kernel(graph, kernel, outs),
         is_heavy=any(n.is_heavy for n in nodes),
+        has_batch_dims=root.has_batch_dims,
         scratch_bytes=sum(n.scratch_bytes for n in nodes),
         trips=_trips(graph, kernel.loop),
         loop=kernel.loop,
@@ -199,31 +200,3 @@ def _loops(graph: Graph, kernels: list[Kernel]) -> tuple[Loop, ...]:
         )
         for k, span in enumerate(graph.loops)
     )
-
-
-def _write_over(ops: list[Op], values: list[Value], kernels: list[Kernel]) -> list[Op]:
-    """Lets kernels write their result over an operand that they are the last to read."""
-    result = []
-    for index, (op, kernel) in enumerate(zip(ops, kernels, strict=True)):
-        saved = 0 if kernel.is_opaque else _taken_over(index, op, values)
-        result.append(
-            dataclasses.replace(op, scratch_bytes=op.scratch_bytes - saved) if saved else op
-        )
-    return result
-
-
-def _taken_over(index: int, op: Op, values: list[Value]) -> int:
-    dying = [
-        values[v].size_bytes
-        for v in op.reads
-        if values[v].readers[-1] == index
-        and values[v].producer is not None
-        and not (values[v].is_output or values[v].is_argument or values[v].is_stacked)
-    ]
-    saved = 0
-    for v in op.writes:
-        value = values[v]
-        if not value.is_output and not value.is_stacked and value.size_bytes in dying:
-            dying.remove(value.size_bytes)
-            saved += value.size_bytes
-    return saved

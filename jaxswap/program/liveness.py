@@ -164,7 +164,7 @@ def memory_curve(program: Program) -> MemoryCurve:
         (10,)
     """
     alive = sum_lifetimes(find_lifetimes(program), len(program.ops))
-    scratch = (op.scratch_bytes for op in program.ops)
+    scratch = (op.scratch_bytes - op.reused_bytes for op in program.ops)
     base = program.base_bytes
     return MemoryCurve(bytes_at=tuple(base + a + s for a, s in zip(alive, scratch, strict=True)))
 

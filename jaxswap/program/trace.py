@@ -20,11 +20,14 @@ from jaxswap.apply import jaxprs, place
 from jaxswap.apply.decision import NamedValue
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.step import MIN_HEAVY_BYTES
+from jaxswap.model.device import Device
 from jaxswap.program import candidates, text
+from jaxswap.program.effort import DEFAULT, yardstick_for
 from jaxswap.program.fusion import fuse
 from jaxswap.program.graph import Graph
 from jaxswap.program.ir import Program
 from jaxswap.program.kernels import build_program
+from jaxswap.program.scatters import add_in_place
 from jaxswap.program.walk import Walk
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -35,6 +38,7 @@ def trace_program(
     fn: Callable,
     *args: Any,
     donate_argnums: int | Sequence[int] = (),
+    device: Device | None = None,
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
     **kwargs: Any,
 ) -> Program:
@@ -44,6 +48,7 @@ def trace_program(
         fn: the step; nothing of it is run.
         *args: its arguments, arrays or `jax.ShapeDtypeStruct`s.
         donate_argnums: as in `jax.jit`: these arguments' memory is the results'.
+        device: what it will run on, since XLA fuses differently for each; an H100 by default.
         min_heavy_bytes: ops that touch less are not scheduled around, as in `apply`.
         **kwargs: more arguments of the step.
 
@@ -58,7 +63,7 @@ def trace_program(
     graph = _walk(closed, min_heavy_bytes)
     graph.base_bytes = _base_bytes(closed, args, kwargs, donate_argnums)
     named = {v.name: v for v in traced.values}
-    kernels = fuse(graph)
+    kernels = fuse(graph, DEFAULT if device is None else yardstick_for(device))
     program, links = build_program(graph, kernels, lambda node: _describe(graph, node))
     program = candidates.add_candidates(program, graph, links, named)
     return _with_fingerprint(_with_user_names(program, named))
@@ -83,6 +88,7 @@ def _walk(closed: Any, min_heavy_bytes: int) -> Graph:
     for index, node in enumerate(walk.graph.nodes):
         for array, _ in node.reads:
             walk.graph.arrays[array].readers.append(index)
+    add_in_place(walk.graph)
     return walk.graph
 
 

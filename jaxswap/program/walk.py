@@ -28,6 +28,8 @@ _VIEWS = frozenset(
     ("reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p", "name",
      "sharding_constraint", "pvary", "reduce_precision_view", "layout_constraint")
 )  # fmt: skip
+# Over dimensions of one element, as the gradient of a broadcast has them, these do nothing.
+_REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"))
 _ENTERED = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_lin", "shard_map", "jit",
                       "closed_call", "core_call", "remat_call"))  # fmt: skip
 _PASSES = frozenset(("optimization_barrier", "device_put"))
@@ -127,6 +129,8 @@ class Walk:
             return kept == sorted(kept)
         if name == "convert_element_type":
             return source.dtype == target.dtype
+        if name in _REDUCTIONS:
+            return all(source.shape[d] == 1 for d in eqn.params["axes"])
         return False
 
     def look_through(self, eqn: Eqn, env: dict[Var, int], phase: Phase) -> None:
@@ -170,6 +174,9 @@ class Walk:
                 compute.cost_of(eqn),
                 is_heavy=heavy.is_heavy(eqn, self.min_heavy_bytes),
                 is_row_reduction=compute.is_row_reduction(eqn),
+                has_batch_dims=eqn.primitive is jx.dot_p
+                and any(eqn.params["dimension_numbers"][1]),
+                is_zero=compute.is_zero(eqn),
                 scratch_bytes=compute.scratch_bytes_of(eqn),
                 origin=eqn.source_info,
             )

@@ -1,22 +1,16 @@
 """Curves: how does memory run along the step, and what do the streams do meanwhile?
 
-Input: a `Verified`, or a `Program` with a forecast where nothing was compiled. Output: a
-`Curve` and `Streams`.
+Input: a `Verified`. Output: a `Curve` and `Streams`. Where nothing was compiled they come from
+the simulator: `forecast.py`.
 The clock of a compiled curve is the compute stream's: an instruction starts when its kernel
 does, and what runs no kernel starts when the kernel before it ends.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jaxswap.apply.decision import Decision
-from jaxswap.model.simulate import Forecast
 from jaxswap.program.ir import Program
-from jaxswap.program.liveness import find_lifetimes
-from jaxswap.report.build import holder_of
 from jaxswap.report.names import phase_of, shorten_op_name, shorten_source
 from jaxswap.report.rows import Curve, Holder, Slice, Streams
 
@@ -109,67 +103,3 @@ def mixes_passes(program: Program) -> bool:
     heavy = [at for at, op in enumerate(program.ops) if op.phase == "forward" and op.is_heavy]
     late = sum(at > turn for at in heavy)
     return late > _MIXED_SHARE * len(heavy)
-
-
-# ---- without a compiler ----------------------------------------------------------------
-
-
-def curve_of_forecast(
-    program: Program,
-    forecast: Forecast,
-    ops_s: Sequence[float],
-    decisions: Mapping[str, Decision] | None = None,
-) -> Curve | None:
-    """The simulator's curve, op by op; None if the forecast comes from a file, without one.
-
-    Ops start as in the step as written, with neither recomputation nor waiting in between, so
-    that the same op of two curves is at the same place.
-    """
-    if len(forecast.bytes_at) != len(program.ops) or not program.ops:
-        return None
-    ends_s = list(itertools.accumulate(ops_s))
-    return Curve(
-        how="forecast",
-        names=tuple(op.name for op in program.ops),
-        labels=tuple(op.label for op in program.ops),
-        sources=tuple(shorten_source(op.source) for op in program.ops),
-        starts_s=(0.0, *ends_s[:-1]),
-        bytes_at=tuple(forecast.bytes_at),
-        step_s=ends_s[-1],
-        base_bytes=program.base_bytes,
-        holders=tuple(_holders(program, decisions or {})),
-    )
-
-
-def streams_of_forecast(program: Program, ops_s: Sequence[float]) -> Streams:
-    """The kernels of the step as written, with their forecast times."""
-    slices, now_s = [], 0.0
-    for op, op_s in zip(program.ops, ops_s, strict=True):
-        slices.append(
-            Slice(
-                stream="compute",
-                name=op.name,
-                label=op.label,
-                source=shorten_source(op.source),
-                phase=op.phase,
-                start_s=now_s,
-                duration_s=float(op_s),
-                size_bytes=int(op.cost.size_bytes * op.trips),
-            )
-        )
-        now_s += float(op_s)
-    return Streams(how="forecast", step_s=now_s, slices=tuple(slices))
-
-
-def _holders(program: Program, decisions: Mapping[str, Decision]) -> Iterable[Holder]:
-    """Values with their lifetimes; what leaves the device is there twice, around its absence."""
-    candidates = {candidate.value: candidate for candidate in program.candidates}
-    for life in find_lifetimes(program):
-        value = program.values[life.value]
-        candidate = candidates.get(life.value)
-        decision = decisions.get(value.name)
-        if candidate is None or decision is None or decision.action == "keep":
-            yield holder_of(value, life.size_bytes, life.first_op, life.last_op)
-        else:
-            yield holder_of(value, life.size_bytes, life.first_op, candidate.last_forward)
-            yield holder_of(value, life.size_bytes, candidate.first_backward, life.last_op)

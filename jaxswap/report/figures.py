@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jaxswap._errors import BadArgumentError
 from jaxswap._units import format_bytes, format_seconds
-from jaxswap.report.plots import HEIGHT, WIDTH, Frame, steps_path, thin_steps
+from jaxswap.report.plots import HEIGHT, WIDTH, Frame, place_labels, steps_path, thin_steps
 from jaxswap.report.rows import BatchRow, Streams
 
 if TYPE_CHECKING:
@@ -147,11 +147,13 @@ def draw_front(report: "Report") -> str:
     if not points:
         return ""
     most = max(report.budget_bytes, *(p.size_bytes for p in points)) * 1.1
-    slowest, fastest = max(p.step_s for p in points), min(p.step_s for p in points)
+    fastest = min(p.step_s for p in points)
+    # A policy that is far slower than all plans is drawn at the upper edge: it is not the scale.
+    limit = max([1.3 * fastest, *(p.step_s for p in points if p.kind != "policy")])
+    slowest = min(limit, max(p.step_s for p in points))
     room = max(slowest - fastest, 0.02 * slowest)
     frame = Frame(bottom_s=fastest - 0.25 * room, right=most, top=slowest + 0.3 * room)
-    hows = ", ".join(dict.fromkeys(p.how for p in points))
-    parts = [frame.heading(f"Step time against device memory ({hows})"),
+    parts = [frame.heading("Step time against device memory"),
              frame.byte_axis(is_x=True), frame.time_axis(is_y=True)]  # fmt: skip
     front = sorted((p.size_bytes, p.step_s) for p in points if p.kind in ("plan", "written"))
     if front:
@@ -159,19 +161,31 @@ def draw_front(report: "Report") -> str:
     x = frame.x(report.budget_bytes)
     parts.append(f'<line class="budget" x1="{x}" x2="{x}" y1="{frame.above}" '
                  f'y2="{frame.bottom}"/>')  # fmt: skip
+    anchors = []
     for p in points:
         about = f"{p.label}: {format_bytes(p.size_bytes)}, {format_seconds(p.step_s)} ({p.how})"
         size = 7 if p.kind == "chosen" else 4.5
-        at = f'cx="{frame.x(p.size_bytes):.1f}" cy="{frame.y(p.step_s):.1f}"'
-        parts.append(f'<circle class="{p.kind}" {at} r="{size}">'
+        x, y = frame.x(p.size_bytes), frame.y(min(p.step_s, frame.top))
+        parts.append(f'<circle class="{p.kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size}">'
                      f"<title>{escape(about)}</title></circle>")  # fmt: skip
-        if p.kind != "plan":
-            parts.append(f'<text x="{frame.x(p.size_bytes) + 9:.1f}" '
-                         f'y="{frame.y(p.step_s) - 8:.1f}">{escape(p.label)}</text>')  # fmt: skip
+        above = f" ↑ {format_seconds(p.step_s)}" if p.step_s > frame.top else ""
+        anchors.append((x, y, "" if p.kind == "plan" else p.label + above))
+    places = place_labels(anchors, frame)
+    for (_, _, text), (x, y) in zip(anchors, places, strict=True):
+        if text:
+            parts.append(f'<text x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>')
+    return "".join(parts) + frame.legend(_front_keys(report))
+
+
+def _front_keys(report: "Report") -> list[tuple[str, str]]:
+    """What each colour of the front is, and how its points were found."""
     words = {"plan": "plans", "policy": "JAX's policies", "written": "as written",
              "chosen": "this plan"}  # fmt: skip
-    kinds = dict.fromkeys(p.kind for p in points)
-    return "".join(parts) + frame.legend([(kind, words[kind]) for kind in kinds])
+    hows: dict[str, dict[str, None]] = {}
+    for p in report.fronts:
+        how = "forecast, at best" if (p.kind, p.how) == ("policy", "forecast") else p.how
+        hows.setdefault(p.kind, {})[how] = None
+    return [(kind, f"{words[kind]} ({'; '.join(found)})") for kind, found in hows.items()]
 
 
 def draw_batches(report: "Report") -> str:

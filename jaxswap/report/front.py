@@ -1,39 +1,36 @@
-"""Front: what would other budgets cost?
+"""Front: what would other budgets cost, and what JAX's own policies?
 
 Input: a `Program`, its `Device` and the plan that was chosen. Output: points of bytes against
-step time, all forecast.
-JAX's policies are not among them: how they are applied, block by block or to all at once, is not
-the program's to say. Who has compiled some gives them to `Report.of` as points of their own.
+step time, all forecast: the step as written, quick plans for other budgets, JAX's policies
+(`policies.py`) and the plan.
 """
 
-from jaxswap.model.device import Device, Progress
+from collections.abc import Iterable
+
+from jaxswap.model.device import Device
 from jaxswap.model.simulate import Forecast
-from jaxswap.plan.base import run_ladder
-from jaxswap.plan.improve import find_floor
+from jaxswap.plan.greedy import build_ladder
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
 from jaxswap.program.ir import Program
+from jaxswap.report.policies import forecast_policies
 from jaxswap.report.rows import FrontPoint, PointKind
+
+# Ops times candidates, above which plans for other budgets take longer than all of the report.
+_MAX_WORK = 5 * 10**6
 
 
 def find_front(
-    program: Program,
-    device: Device,
-    plan: Plan,
-    *,
-    num_budgets: int = 8,
-    planner: str = "greedy",
-    progress: Progress | None = None,
+    program: Program, device: Device, plan: Plan, *, num_budgets: int = 8
 ) -> tuple[FrontPoint, ...]:
-    """Plans for budgets from the floor to what the step takes as written.
+    """The plan, among what other budgets and JAX's policies would give.
 
     Args:
         program: the step.
         device: what it runs on.
         plan: the plan of the report, shown among them.
-        num_budgets: how many budgets to plan for.
-        planner: who plans for them; quick ones are good enough to see the shape.
-        progress: called as `progress(done, total, label)`.
+        num_budgets: how many budgets to plan for, from the floor to what the step takes as
+            written; 0 for none. Steps of very many ops get none.
 
     Example:
         >>> from jaxswap.model.simulate import Forecast
@@ -43,21 +40,36 @@ def find_front(
         >>> [p.label for p in find_front(program, Device.named("t4"), plan)]
         ['as written', 'this plan']
     """
-    problem = Problem(program=program, device=device, budget_bytes=plan.budget_bytes)
-    points = [_point("as written", problem.baseline, kind="written")]
+    problem = Problem(
+        program=program,
+        device=device,
+        budget_bytes=plan.budget_bytes,
+        host_budget_bytes=plan.host_budget_bytes,
+    )
+    written = plan.forecast.baseline or problem.baseline
+    points = [_point("as written", written, kind="written")]
     if program.candidates:
-        low, high = find_floor(problem).peak_bytes, problem.baseline.peak_bytes
-        steps = max(num_budgets, 1)
-        # Between the two: at the floor itself, time is no object and the scale of the picture.
-        budgets = sorted({low + (high - low) * (2 * k + 1) // (2 * steps) for k in range(steps)})
-        found = run_ladder(problem, budgets, planner, progress=progress)
-        forecasts = [solution.forecast for solution in found if solution is not None]
-        plans = {(f.peak_bytes, f.step_s): f for f in forecasts}
-        points += [_point(f"{planner} plan", f) for f in plans.values()]
+        if num_budgets and len(program.ops) * len(program.candidates) <= _MAX_WORK:
+            points += _plan_budgets(problem, num_budgets)
+        points += forecast_policies(program, problem.timeline)
     return (*points, _point("this plan", plan.forecast, kind="chosen"))
 
 
-def _point(label: str, forecast: Forecast, *, kind: PointKind = "plan") -> FrontPoint:
+def _plan_budgets(problem: Problem, num_budgets: int) -> Iterable[FrontPoint]:
+    """The fastest of many quick plans for each of some budgets."""
+    found = problem.evaluate(build_ladder(problem))
+    low, high = int(found.peak_bytes.min()), int(found.peak_bytes.max())
+    plans: dict[tuple[int, float], None] = {}
+    # Between the two: at the floor itself, time is no object and the scale of the picture.
+    for k in range(1, 2 * num_budgets, 2):
+        budget_bytes = low + (high - low) * k // (2 * num_budgets)
+        best = int(problem.at_budget(budget_bytes).costs(found).argmin())
+        plans[int(found.peak_bytes[best]), float(found.step_s[best])] = None
+    for size_bytes, step_s in plans:
+        yield FrontPoint(label="greedy plan", size_bytes=size_bytes, step_s=step_s)
+
+
+def _point(label: str, forecast: Forecast, *, kind: PointKind) -> FrontPoint:
     return FrontPoint(
         label=label, size_bytes=forecast.peak_bytes, step_s=forecast.step_s, kind=kind
     )

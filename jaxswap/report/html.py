@@ -43,8 +43,8 @@ def render_page(report: "Report") -> str:
         streams=sections.streams(report),
         peaks=sections.peaks(report),
         decisions=sections.decisions(report),
-        front=_figure(report, "front", _FRONT_LEAD),
-        batches=_figure(report, "batches", _BATCH_LEAD),
+        front=_figure(report, "front"),
+        batches=_figure(report, "batches"),
         refusals=sections.refusals(report),
         floor=sections.floor(report),
         agreement=sections.agreement(report),
@@ -75,29 +75,51 @@ def render_summary(report: "Report") -> str:
     )
 
 
-_FRONT_LEAD = (
-    "Each point is a way to run the step. The line joins quick plans for other budgets: what a "
-    "smaller budget costs, and what a larger one buys."
-)
-_BATCH_LEAD = (
-    "A larger batch pays as long as what leaves the device can hide behind the kernels; the "
-    "best size is where the planned curve is highest."
-)
+_FIGURE_LEADS = {
+    "front": "Each point is a way to run the step. The line joins quick plans for other budgets: "
+    "what a smaller budget costs, and what a larger one buys. JAX's policies are taken to be on "
+    "all of the differentiated function; forecast, they make every value again only when it is "
+    "needed. XLA often makes them earlier, and needs more.",
+    "batches": "A larger batch pays as long as what leaves the device can hide behind the "
+    "kernels; the best size is where the planned curve is highest.",
+}
 _FIGURE_HEADINGS = {
     "front": "Step time against device memory",
     "batches": "Throughput against batch size",
 }
 
 
-def _figure(report: "Report", name: str, lead: str) -> str:
+def _front_numbers(report: "Report") -> str:
+    rows = [
+        (f"{p.label} ({p.how})", format_bytes(p.size_bytes), format_seconds(p.step_s))
+        for p in sorted(report.fronts, key=lambda p: p.size_bytes)
+    ]
+    return sections.table(("", "memory", "step"), rows, numbers=(1, 2))
+
+
+def _batch_numbers(report: "Report") -> str:
+    rate = lambda value: "does not fit" if value is None else f"{value:.4g}"
+    rows = [
+        (f"{r.batch_size} ({r.how})", rate(r.unplanned_per_s), rate(r.planned_per_s))
+        for r in report.batches
+    ]
+    return sections.table(("batch", "as written, per s", "planned, per s"), rows, numbers=(1, 2))
+
+
+_NUMBERS = {"front": _front_numbers, "batches": _batch_numbers}
+
+
+def _figure(report: "Report", name: str) -> str:
     inner = figures.FIGURES[name](report)
     if not inner:
         return ""
     rows = report.fronts if name == "front" else report.batches
     hows = "".join(sections.pill(how) for how in dict.fromkeys(row.how for row in rows))
     return (
-        f'<section id="{name}"><h2>{_FIGURE_HEADINGS[name]} {hows}</h2><p class="lead">{lead}</p>'
-        f'<div class="figure">{figures.wrap(inner, crop=32)}</div></section>'
+        f'<section id="{name}"><h2>{_FIGURE_HEADINGS[name]} {hows}</h2>'
+        f'<p class="lead">{_FIGURE_LEADS[name]}</p>'
+        f'<div class="figure">{figures.wrap(inner, crop=32)}</div><details><summary>In numbers'
+        f'</summary><div class="scroll">{_NUMBERS[name](report)}</div></details></section>'
     )
 
 

@@ -1,7 +1,8 @@
 """Make: a report from a step.
 
 Input: a step, its arguments and a plan for it. Output: a `Report`.
-The step is traced and, if asked, compiled twice: as written and as planned.
+The step is traced and, if asked, compiled twice: as written and as planned. What this process
+has compiled a moment ago is not compiled again.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from jaxswap.plan.plan import Plan
 from jaxswap.program.trace import trace_program
 from jaxswap.report.front import find_front
 from jaxswap.report.report import Report
-from jaxswap.report.rows import BatchRow
+from jaxswap.report.rows import BatchRow, FrontPoint
 from jaxswap.verify.verify import verify as verify_step
+
+NUM_BUDGETS = 8
 
 
 def make_report(
@@ -24,7 +27,8 @@ def make_report(
     device: Device | str | None = None,
     donate_argnums: int | tuple[int, ...] = (),
     verify: bool = True,
-    num_budgets: int = 0,
+    num_budgets: int = NUM_BUDGETS,
+    fronts: Sequence[FrontPoint] = (),
     batches: Sequence[BatchRow] | None = None,
     title: str | None = None,
     progress: Progress | None = None,
@@ -39,7 +43,9 @@ def make_report(
         donate_argnums: as in `jax.jit`.
         verify: compile the step as written and as planned, for the compiler's bytes and the
             replayed timeline. Without, every figure is forecast.
-        num_budgets: how many other budgets to plan for, to draw the front; 0 for no front.
+        num_budgets: how many other budgets to plan for, quickly, on the front of bytes against
+            step time. The step as written, this plan and JAX's policies are there anyway.
+        fronts: more points of it, such as policies on blocks that were compiled.
         batches: throughput against batch size, if that is known.
         title: what the step is called; the function's name by default.
         progress: called as `progress(done, total, label)`.
@@ -56,7 +62,7 @@ def make_report(
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     tell = progress or (lambda done, total, label: None)
     tell(0, 4, "tracing")
-    program = trace_program(fn, *args, donate_argnums=donated)
+    program = trace_program(fn, *args, donate_argnums=donated, device=target)
     before = after = None
     if verify:
         tell(1, 4, "compiling the step as written")
@@ -65,17 +71,15 @@ def make_report(
         after = before if plan.is_empty else verify_step(
             fn, *args, device=target, plan=plan, donate_argnums=donated
         )  # fmt: skip
-    fronts = ()
-    if num_budgets:
-        tell(3, 4, "planning for other budgets")
-        fronts = find_front(program, target, plan, num_budgets=num_budgets)
+    tell(3, 4, "planning for other budgets")
+    front = find_front(program, target, plan, num_budgets=num_budgets)
     tell(4, 4, "done")
     return Report.of(
         program=program,
         plan=plan,
         before=before,
         after=after,
-        fronts=fronts,
+        fronts=(*front, *fronts),
         batches=batches,
         device=target,
         title=title or getattr(fn, "__name__", "training step"),

@@ -5,6 +5,7 @@ Input: a path. Output: its suffix, or an error, before any work is done.
 
 import os
 import pathlib
+import tempfile
 
 from jaxswap._errors import BadArgumentError
 
@@ -32,7 +33,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         reason = f"there is no folder {os.fspath(folder)!r}: make it first"
     elif target.is_dir():
         reason = "it is a folder: give the name of a file in it"
-    elif not os.access(folder, os.W_OK):
-        reason = f"the folder {os.fspath(folder)!r} is not writable for you: choose another"
+    else:
+        try:
+            with tempfile.TemporaryFile(dir=folder):  # rights alone do not tell of every disk
+                pass
+        except OSError as error:
+            where = os.fspath(folder)
+            reason = f"the folder {where!r} is not writable for you ({error.strerror}): " + (
+                "choose another"
+            )
     if reason:
         raise BadArgumentError(f"Cannot write {os.fspath(path)!r}: {reason}.")

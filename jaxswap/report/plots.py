@@ -13,6 +13,8 @@ from jaxswap._units import format_bytes, format_seconds
 
 WIDTH, HEIGHT = 960, 360
 _MAX_POINTS = 1600
+_LETTER = 6.6  # the width of a letter, about
+_LABEL_ROWS = 8  # how far from its point a label may be
 
 
 class Frame:
@@ -45,7 +47,7 @@ class Frame:
             else:
                 mark = f'<rect class="{name}" x="{x:.0f}" y="40" width="18" height="11" rx="2"/>'
             parts.append(f'{mark}<text x="{x + 24:.0f}" y="50">{escape(word)}</text>')
-            x += 46 + 6.6 * len(word)
+            x += 46 + _LETTER * len(word)
         return "".join(parts)
 
     def byte_axis(self, *, is_x: bool = False) -> str:
@@ -120,6 +122,39 @@ def steps_path(frame: Frame, points: Sequence[tuple[float, float]]) -> str:
     path = [f"M{frame.x(first[0]):.1f} {frame.y(first[1]):.1f}"]
     path += [f"H{frame.x(x):.1f}V{frame.y(y):.1f}" for x, y in rest]
     return "".join(path)
+
+
+def place_labels(
+    anchors: Sequence[tuple[float, float, str]], frame: Frame
+) -> list[tuple[float, float]]:
+    """Where texts beside points start, so that none covers another or leaves the frame.
+
+    Each takes the first free place of some around its point, the nearest first.
+    """
+    taken: list[tuple[float, float, float, float]] = [
+        (x - 6, y - 6, x + 6, y + 6) for x, y, _ in anchors
+    ]
+    places = []
+    for x, y, text in anchors:
+        width = _LETTER * len(text)
+        tries = [
+            (left, y + down)
+            for row in range(_LABEL_ROWS)
+            for down in (-8 - 14 * row, 16 + 14 * row)
+            for left in (x + 9, x - 9 - width)
+            if frame.left <= left <= frame.end - width
+            and frame.above + 10 <= y + down <= frame.bottom - 4
+        ]
+        boxes = [(left, base - 10, left + width, base + 3) for left, base in tries]
+        free = [k for k, box in enumerate(boxes) if not any(_overlap(box, t) for t in taken)]
+        chosen = free[0] if free else 0
+        places.append(tries[chosen] if tries else (x + 9, y - 8))
+        taken += boxes[chosen : chosen + 1]
+    return places
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _short(size: str) -> str:

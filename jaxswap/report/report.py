@@ -19,6 +19,7 @@ from jaxswap.model.timeline import Timeline, build_timeline
 from jaxswap.plan.plan import Plan
 from jaxswap.program.ir import Program
 from jaxswap.report import build, curves
+from jaxswap.report.forecast import Played, curve_of_forecast, play, streams_of_forecast
 from jaxswap.report.rows import (
     BatchRow,
     Curve,
@@ -123,12 +124,11 @@ class Report:
         device = device or _find_device(plan, before, after)
         timeline = build_timeline(program, device) if device else None
         decisions = build.list_decisions(program, plan, timeline)
+        played = _play_missing(program, plan, before, after, timeline)
         streams_before, streams_after = (
-            curves.mark_recomputed(curves.streams_of_verified(each), program) if each else None
-            for each in (before, after)
+            _find_streams(program, verified, run)
+            for verified, run in zip((before, after), played, strict=True)
         )
-        if timeline and program.ops and not streams_before:
-            streams_before = curves.streams_of_forecast(program, timeline.op_s.tolist())
         return cls(
             title=title,
             device=plan.device,
@@ -143,7 +143,7 @@ class Report:
             groups=build.group_decisions(decisions),
             refusals=build.list_refusals(program),
             floor=build.find_floor(program, timeline) if timeline else None,
-            **_find_curves(program, plan, before, after, device, timeline),
+            **_find_curves(program, plan, before, after, device, played),
             streams_before=streams_before,
             streams_after=streams_after,
             fronts=tuple(fronts),
@@ -209,28 +209,53 @@ def _find_device(plan: Plan, before: "Verified | None", after: "Verified | None"
         return None
 
 
+def _play_missing(
+    program: Program,
+    plan: Plan,
+    before: "Verified | None",
+    after: "Verified | None",
+    timeline: Timeline | None,
+) -> tuple[Played | None, Played | None]:
+    """The simulator's run of what was not compiled: the step as written, and as planned."""
+    if timeline is None or not program.ops:
+        return None, None
+    return (
+        play(program, timeline, {}) if before is None else None,
+        play(program, timeline, plan.decisions) if after is None else None,
+    )
+
+
+def _find_streams(
+    program: Program, verified: "Verified | None", played: Played | None
+) -> Streams | None:
+    if verified is not None:
+        return curves.mark_recomputed(curves.streams_of_verified(verified), program)
+    return streams_of_forecast(played) if played else None
+
+
 def _find_curves(
     program: Program,
     plan: Plan,
     before: "Verified | None",
     after: "Verified | None",
     device: Device | None,
-    timeline: Timeline | None,
+    played: tuple[Played | None, Played | None],
 ) -> dict[str, Curve | None]:
     """The two memory curves: of the compiled schedules, or else the simulator's."""
     forecast: Forecast = plan.forecast
-    if (before is None or after is None) and device and not forecast.bytes_at:
+    if any(played) and device and not forecast.bytes_at:
         forecast = simulate(program, plan.decisions, device)  # a plan's file holds no curve
-    ops_s = timeline.op_s.tolist() if timeline else []
-    found: dict[str, Curve | None] = {"curve_before": None, "curve_after": None}
-    if before is not None:
-        found["curve_before"] = curves.curve_of_verified(before)
-    elif ops_s and forecast.baseline is not None:
-        found["curve_before"] = curves.curve_of_forecast(program, forecast.baseline, ops_s)
-    if after is not None:
-        found["curve_after"] = curves.curve_of_verified(after)
-    elif ops_s:
-        found["curve_after"] = curves.curve_of_forecast(program, forecast, ops_s, plan.decisions)
+    found: dict[str, Curve | None] = {}
+    sides = (
+        ("curve_before", before, played[0], forecast.baseline),
+        ("curve_after", after, played[1], forecast),
+    )
+    for name, verified, run, forecast_of in sides:
+        found[name] = None
+        if verified is not None:
+            found[name] = curves.curve_of_verified(verified)
+        elif run and forecast_of:
+            found[name] = curve_of_forecast(run, forecast_of)
     return found
 
 

@@ -71,9 +71,9 @@ def streams(report: "Report") -> str:
     hows = "".join(pill(how) for how in dict.fromkeys(s.how for _, _, s in known))
     hint = "Point at the timeline to see what runs on each stream."
     lead = "Kernels and copies, each on its stream. Hatched: the kernels wait for a copy."
-    if report.streams_after is None:
-        lead = ("Kernels of the step as written, one after the other. The planned step was not "
-                "compiled: its copies have no place here.")  # fmt: skip
+    if any(s.how == "forecast" for _, _, s in known):
+        lead += (" Forecast streams are the simulator's: that step was not compiled, and XLA may "
+                 "order its copies otherwise.")  # fmt: skip
     return (
         f'<section id="streams"><h2>Streams {hows}</h2><p class="lead">{lead}</p><div '
         f'class="bar-row">{buttons}{legend}{_key("waiting", "waiting")}{_ZOOM}</div><div '

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from jaxswap.verify.frames import parse_frames
+
 # XLA:GPU's memory space for pinned host memory, as written in a layout: `{1,0:S(5)}`.
 _HOST_SPACE = "S(5)"
 _ITEM_BITS = {
@@ -142,14 +144,25 @@ class Module:
 
     @cached_property
     def _source_of_frame(self) -> Mapping[int, str]:
-        return _parse_sources(self.tables)
+        return parse_frames(self.tables)
 
     def named(self, instruction: Instruction) -> Instruction:
-        """The instruction that tells where this one came from: of a nameless fusion, its root."""
-        if instruction.op_name or "fusion" not in instruction.opcode:
+        """The instruction that tells where this one came from.
+
+        Of a fusion without a name, or with that of a barrier that only orders the step, it is
+        the last one inside that has a name and a line of the user's code, or else a name.
+        """
+        if "fusion" not in instruction.opcode or self._is_told(instruction):
             return instruction
-        inside = self.computation(instruction.called[0]).instructions
-        return next((i for i in reversed(inside) if i.op_name), instruction)
+        inside = reversed(self.computation(instruction.called[0]).instructions)
+        known = [each for each in (instruction, *inside) if each.op_name]
+        return next(filter(self._is_told, known), known[0] if known else instruction)
+
+    def _is_told(self, instruction: Instruction) -> bool:
+        """Whether an instruction has a name, and its frame, if it has one, leads to the user."""
+        frame = _FRAME_ID.search(instruction.attributes)
+        is_own = frame is not None and self._source_of_frame.get(int(frame[1])) == ""
+        return bool(instruction.op_name) and not is_own
 
     def source_of(self, instruction: Instruction) -> str:
         """`file.py:line` of the innermost user frame that made this instruction, or ''."""
@@ -238,21 +251,3 @@ def parse_arrays(type_text: str) -> tuple[Array, ...]:
 def strip_metadata(text: str) -> str:
     """The same text without names and source positions."""
     return _METADATA.sub("", text)
-
-
-def _parse_sources(tables: str) -> Mapping[int, str]:
-    """The module's frame tables as: stack frame → `file.py:line`."""
-    files = dict(re.findall(r'^(\d+) "(.*)"$', _table(tables, "FileNames"), re.M))
-    places = {
-        place: (files.get(file, "?").rsplit("/", 1)[-1], line)
-        for place, file, line in re.findall(
-            r"^(\d+) \{file_name_id=(\d+) .*? line=(\d+)", _table(tables, "FileLocations"), re.M
-        )
-    }
-    frames = re.findall(r"^(\d+) \{file_location_id=(\d+)", _table(tables, "StackFrames"), re.M)
-    return {int(f): "{}:{}".format(*places[p]) for f, p in frames if p in places}
-
-
-def _table(tables: str, title: str) -> str:
-    match = re.search(rf"^{title}\n(.*?)(?=^[A-Z][A-Za-z]+$|\Z)", tables, re.M | re.S)
-    return match[1] if match else ""

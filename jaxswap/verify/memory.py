@@ -13,9 +13,13 @@ import numpy as np
 
 from jaxswap.verify.hlo import Array, Computation, Instruction, Module
 
+# What an element of the result needs from elsewhere than its own place.
+_ELSEWHERE = ("broadcast", "concatenate", "copy", "dynamic-slice", "gather", "pad", "reduce-window",
+              "reverse", "slice", "transpose")  # fmt: skip
 # One owner set per leaf of a result: the buffers that hold it.
 Leaves = list[frozenset[int]]
 _VIEWS = ("bitcast", "optimization-barrier", "add-dependency", "domain")
+_PARTS = ("get-tuple-element", "tuple", "parameter")
 _IN_PLACE = ("dynamic-update-slice", "scatter", "all-reduce", "while")
 
 
@@ -155,9 +159,14 @@ class _Walk:
             self.maker.append(instruction)
             leaves.append(frozenset([len(self.size_bytes) - 1]))
         if instruction.opcode == "fusion" and "kind=kCustom" not in instruction.attributes:
-            for name in instruction.operands:
-                for owner in frozenset().union(*env[name]):
-                    self.can_take += [(owner, new) for leaf in leaves for new in leaf]
+            inside = self.module.computation(instruction.called[0])
+            for position, name in enumerate(instruction.operands):
+                # A view of a buffer, or one of several results, is never written over.
+                made = computation.by_name[name]
+                is_alone = made.opcode not in (*_PARTS, *_VIEWS) and not made.is_tuple
+                if is_alone and _is_read_in_place(inside, position):
+                    for owner in frozenset().union(*env[name]):
+                        self.can_take += [(owner, new) for leaf in leaves for new in leaf]
         return leaves
 
     def _shared_operand(self, instruction: Instruction) -> int | None:
@@ -246,6 +255,22 @@ def _result_arrays(instruction: Instruction, module: Module) -> Sequence[Array]:
     if instruction.opcode in ("fusion-start", "async-start"):
         return module.computation(instruction.called[0]).root.arrays
     return instruction.arrays
+
+
+def _is_read_in_place(inside: Computation, position: int) -> bool:
+    """Whether a fusion reads an operand element by element, and reduces it at most once."""
+    reached: set[str] = set()
+    num_reductions = 0
+    for instruction in inside.instructions:
+        if instruction.opcode == "parameter":
+            if int(instruction.argument_text) == position:
+                reached.add(instruction.name)
+        elif reached.intersection(instruction.operands):
+            if instruction.opcode in _ELSEWHERE:
+                return False
+            num_reductions += instruction.opcode == "reduce"
+            reached.add(instruction.name)
+    return num_reductions <= 1
 
 
 def _body(instruction: Instruction) -> str:

@@ -6,6 +6,7 @@ The step is lowered to StableHLO here and compiled for the device's target descr
 this process where its JAX can do that, otherwise in a child whose environment lets it.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -27,6 +28,9 @@ from jaxswap.model.device import Device
 _OPTIONS = {"xla_gpu_autotune_level": 0}
 # What XLA's Triton dots say when a shape has no tiling and tuning may not look for one.
 _UNTUNED = "Couldn't find output tile sizes"
+# The latest answers: as many as a plan may take to be confirmed, and few enough to hold.
+_MAX_ANSWERS = 24
+_answers: dict[str, "Compiled"] = {}
 _INSTALL = (
     "Install it with `pip install 'jaxswap[gpu-compile]'` (about 700 MB: jax-cuda13-plugin and "
     "nvidia-cuda-nvcc; no GPU and no CUDA toolkit are needed)."
@@ -87,7 +91,11 @@ def compile_for(
 def compile_lowered(
     lowered: Any, device: Device, *, options: Mapping[str, Any] | None = None
 ) -> Compiled:
-    """Compiles a step lowered for CUDA for `device`, here or in a child process."""
+    """Compiles a step lowered for CUDA for `device`, here or in a child process.
+
+    The same step, once more and with the same options, is answered from memory: who confirms a
+    plan and then shows it compiles it once.
+    """
     target = device.target_config()
     merged = {**_OPTIONS, **(options or {})}
     if not _compat.has_gpu_compiler_plugin():
@@ -95,10 +103,16 @@ def compile_lowered(
             f"Compiling for {device.name!r} needs XLA's GPU compiler, and no JAX CUDA plugin is "
             f"installed. {_INSTALL}"
         )
-    code = _compat.to_bytecode(lowered)
-    if _compat.can_compile_for_gpu_here():
-        return compile_here(code, target, merged)
-    return _compile_in_child(code, target, merged)
+    # Without source positions, which are different at every place that compiles the same step.
+    asked = repr((lowered.as_text(), target, sorted(merged.items())))
+    key = hashlib.sha256(asked.encode()).hexdigest()
+    if key not in _answers:
+        compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
+        answer = compile_code(_compat.to_bytecode(lowered), target, merged)
+        while len(_answers) >= _MAX_ANSWERS:
+            del _answers[next(iter(_answers))]
+        _answers[key] = answer
+    return _answers[key]
 
 
 def as_jitted(fn: Callable, donate_argnums: tuple[int, ...] = ()) -> Any:

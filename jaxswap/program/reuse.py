@@ -1,0 +1,84 @@
+"""Reuse: where does a kernel write a result over an operand that nothing reads after it?
+
+Input: kernels, their ops, and the values between them. Output: the ops with `scratch_bytes`
+and `reused_bytes` that say so.
+
+XLA:GPU's rules. An update always writes into its first operand. Any other fused kernel may
+write over an operand of its result's size that it is the last to read, if each element of the
+result needs that element of the operand and no other, and if the operand is an array of its
+own: not one of several results, and not that of a convolution, which has its workspace beside
+it. Behind the barriers of a planned step no operand is an array of its own.
+"""
+
+import dataclasses
+
+from jaxswap.program.graph import Graph
+from jaxswap.program.groups import Kernel
+from jaxswap.program.ir import Op, Value
+
+# What one element of the result needs from elsewhere than its own place.
+_ELSEWHERE = frozenset(
+    ("transpose", "slice", "dynamic_slice", "pad", "concatenate", "rev", "gather",
+     "broadcast_in_dim", "reduce_window", "reduce_window_max", "reduce_window_min",
+     "reduce_window_sum")
+)  # fmt: skip
+
+
+def reuse_operands(
+    graph: Graph, ops: list[Op], values: list[Value], kernels: list[Kernel], array_of: list[int]
+) -> list[Op]:
+    """Lets kernels write their results over operands, where XLA does."""
+    found = []
+    for index, (op, kernel) in enumerate(zip(ops, kernels, strict=True)):
+        if not kernel.is_opaque:
+            is_update = any(graph.nodes[n].kind == "update" for n in kernel.nodes)
+            dying = [v for v in op.reads if _is_dying(values[v], index)]
+            if is_update:
+                saved = _count_saved(op, values, dying)
+                op = dataclasses.replace(op, scratch_bytes=op.scratch_bytes - saved)
+            else:
+                alone = [v for v in dying if _is_alone(ops[values[v].producer or 0])]
+                alone = [v for v in alone if _is_in_place(graph, kernel, array_of[v])]
+                op = dataclasses.replace(op, reused_bytes=_count_saved(op, values, alone))
+        found.append(op)
+    return found
+
+
+def _is_dying(value: Value, index: int) -> bool:
+    is_base = value.is_output or value.is_argument or value.is_stacked
+    return value.readers[-1] == index and value.producer is not None and not is_base
+
+
+def _is_alone(maker: Op) -> bool:
+    return len(maker.writes) == 1 and maker.cost.kind != "conv"
+
+
+def _is_in_place(graph: Graph, kernel: Kernel, array: int) -> bool:
+    """Whether an operand is read element by element, and reduced at most once, at the end."""
+    if array not in kernel.ins:  # a loop's carry
+        return False
+    reached, num_reductions = {array}, 0
+    for index in sorted(kernel.nodes):
+        node = graph.nodes[index]
+        if not reached.intersection(a for a, _ in node.reads):
+            continue
+        if node.name in _ELSEWHERE:
+            return False
+        if node.kind == "reduce":
+            num_reductions += 1
+            if not set(node.writes) <= set(kernel.outs):
+                return False
+        else:
+            reached.update(node.writes)
+    return num_reductions <= 1
+
+
+def _count_saved(op: Op, values: list[Value], dying: list[int]) -> int:
+    sizes = [values[v].size_bytes for v in dying]
+    saved = 0
+    for v in op.writes:
+        value = values[v]
+        if not value.is_output and not value.is_stacked and value.size_bytes in sizes:
+            sizes.remove(value.size_bytes)
+            saved += value.size_bytes
+    return saved

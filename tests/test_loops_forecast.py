@@ -1,0 +1,104 @@
+"""Forecasts of reloads that one trip of a loop hands on to the next, solved by hand.
+
+The loops are those of `programs.looped`: ops start | h z end | loss | dz dh | dx, one second each
+in the forward pass and two in the backward pass, and a link of one byte per second.
+"""
+
+import numpy as np
+import programs
+import pytest
+
+from jaxswap.apply.decision import ACTIONS, Decision
+from jaxswap.model.simulate import list_stays, settle_courses, simulate, simulate_many
+from jaxswap.model.timeline import build_timeline
+from jaxswap.plan.problem import Problem
+
+
+def offload(ahead):
+    return Decision(action="offload", window_ops=9, reload_ahead_ops=ahead)
+
+
+def run(program, **decisions):
+    return simulate(program, decisions, programs.UNIT, efficiency=programs.EXACT)
+
+
+def test_a_trip_reloads_for_the_next_and_waits_at_its_own_end():
+    program = programs.looped(trips=4, size=3, forward_s=3.0)
+    # z goes beside `end`. It is needed by dz, the first op of a trip: three bytes, and nothing
+    # to hide behind but the trip before.
+    assert run(program, z=offload(0)).stall_s == 4 * 3
+    assert run(program, z=offload(1)).stall_s == 4 * (3 - 2)
+    assert run(program, z=offload(2)).stall_s == 0
+    assert run(program, z=offload(9)).stall_s == 0
+
+
+def test_what_is_handed_on_is_there_twice_while_both_are():
+    program = programs.looped(trips=4, size=3)
+    kept = run(program).bytes_at
+    # Kept, z is twelve bytes from its loop to the end of the other. Offloaded it is three: from
+    # z to the loop's end, and with dz; and for the next trip with dh, or with both.
+    gone = [b - (12 if 1 <= op <= 6 else 0) for op, b in enumerate(kept)]
+    add = lambda *more: tuple(b + m for b, m in zip(gone, more, strict=True))
+    assert run(program, z=offload(0)).bytes_at == add(0, 0, 3, 3, 0, 3, 0, 0)
+    assert run(program, z=offload(1)).bytes_at == add(0, 0, 3, 3, 0, 3, 3, 0)
+    assert run(program, z=offload(2)).bytes_at == add(0, 0, 3, 3, 0, 6, 3, 0)
+
+
+def test_a_value_of_one_trip_is_not_handed_on():
+    program = programs.looped(trips=1, size=3, forward_s=3.0)
+    assert run(program, z=offload(1)).stall_s == 3
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+@pytest.mark.parametrize("trips", [1, 2, 5])
+def test_many_plans_at_once_equal_one_at_a_time(size, trips):
+    program = programs.looped(trips=trips, size=size)
+    timeline = build_timeline(program, programs.UNIT, programs.EXACT)
+    pairs = [(h, z) for h in range(5) for z in range(5)]
+    column = lambda number: np.full((len(pairs), 2), number)
+    many = simulate_many(timeline, column(ACTIONS.index("offload")), column(9), pairs)
+    for at, (h, z) in enumerate(pairs):
+        one = run(program, h=offload(h), z=offload(z))
+        assert many.peak_bytes[at] == one.peak_bytes
+        assert many.step_s[at] == pytest.approx(one.step_s)
+        assert many.stall_s[at] == pytest.approx(one.stall_s)
+
+
+def test_a_step_that_ends_with_its_loop_waits_there():
+    draft = programs.Draft()
+    stacked = {"trips": 2, "is_stacked": True}
+    draft.op("f", 1, "forward", [], [("x", 3, stacked)], trips=2, loop=0)
+    draft.op("f2", 3, "forward", ["x"], [], trips=2, loop=0)
+    draft.op("loss", 1, "forward", [], [("loss", 1)])
+    draft.op("b", 1, "backward", ["x", "loss"], [], trips=2, loop=1)
+    draft.loops += [programs.Loop(first_op=0, last_op=1, trips=2)]
+    draft.loops += [programs.Loop(first_op=3, last_op=3, trips=2)]
+    draft.candidate("x")
+    program = draft.finish()
+    forecast = run(program, x=offload(1))
+    assert forecast.stall_s == 2 * (3 - 1)
+    timeline = build_timeline(program, programs.UNIT, programs.EXACT)
+    many = simulate_many(timeline, [[ACTIONS.index("offload")]], [[9]], [[1]])
+    assert many.step_s[0] == forecast.step_s
+
+
+def test_stays_are_what_the_forecast_counts():
+    program = programs.looped(trips=4, size=3)
+    timeline = build_timeline(program, programs.UNIT, programs.EXACT)
+    courses = settle_courses(timeline, [offload(0), offload(1)])
+    stays = [[list(ops) for ops, _ in list_stays(timeline, course)] for course in courses]
+    assert stays == [[[1, 2, 3], [6]], [[2, 3], [6], [5]]]
+
+
+def test_planners_may_ask_for_the_trip_before_where_one_is_too_short():
+    program = programs.looped(trips=4, size=3)
+    problem = Problem(
+        program=program,
+        device=programs.UNIT,
+        budget_bytes=10**6,
+        efficiency=programs.EXACT,
+        spreads=(0.0, 0.5, 1.0),
+    )
+    # Three bytes each: dz, two seconds, is ahead of h in its own trip; ahead of z is none.
+    aheads = problem.options.aheads[:, -3:].tolist()
+    assert aheads == [[0, 1, 3], [0, 1, 2]]
