@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap._units import format_bytes
-from jaxswap.apply.hints import make_hints
+from jaxswap.apply.hints import QUEUE_FACTORS, make_hints
 from jaxswap.plan.plan import Plan
 from jaxswap.verify.verify import Verified
 
@@ -121,10 +121,11 @@ def _with_hints(
     found: Plan, verified: Verified, compile_plan: Callable[[Plan], Verified]
 ) -> tuple[Plan, Verified]:
     """The plan, confirmed, with hints for XLA's scheduler where they help."""
-    best = found
-    if found.compiler_options() and _stall_share(verified) > _WAITS:
-        hints = make_hints(verified.timeline.events)
-        hinted = dataclasses.replace(found, hints=hints)
+    best, events = found, verified.timeline.events
+    for factor in QUEUE_FACTORS if found.compiler_options() else ():
+        if _stall_share(verified) <= _WAITS:
+            break
+        hinted = dataclasses.replace(found, hints=make_hints(events, factor))
         again = compile_plan(hinted)
         is_better = again.timeline.step_s < verified.timeline.step_s
         if is_better and again.device_bytes <= found.budget_bytes:

@@ -3,20 +3,30 @@
 Input: a problem and decisions. Output: the same decisions with the shortest windows and reload
 distances under which the simulated copies run as before.
 
-The search chooses windows from a few lengths, often longer than a copy takes. XLA has one copy
-in flight at a time and places it by the end of its window: windows that overlap get in each
-other's way, and windows that follow each other, as the copies do on the link, do not.
+The search chooses windows from a few lengths, often longer than a copy takes. XLA has two copies
+in flight at a time and takes each to be so until its window ends: windows that overlap get in
+each other's way, and windows that follow each other, as the copies do on the link, do not.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxswap.apply.decision import Decision
-from jaxswap.model.simulate import Clocks, Course, run_clocks, settle_courses, simulate
+import numpy as np
+
+from jaxswap.apply.decision import ACTIONS, Decision
+from jaxswap.model.population import simulate_many
+from jaxswap.model.simulate import Clocks, Course, run_clocks, settle_courses
+from jaxswap.model.timeline import Ints
 from jaxswap.plan.problem import Problem
+
+Change = tuple[int, int, int]
+"""Of the windows (0) or the reload distances (1), which candidate's, and to how many turns."""
 
 # What a copy takes more than was forecast, or starts later.
 _MARGIN = 1.1
+_SLOWER = 1 + 1e-3  # what a plan may get slower by all of it
+# Each is found by simulating all that come behind it.
+_MAX_HARMFUL = 40
 KEEP = Decision(action="keep")
 
 
@@ -26,27 +36,44 @@ def tighten(problem: Problem, decisions: Mapping[str, Decision]) -> dict[str, De
     planned = [decisions.get(name, KEEP) for name in names]
     courses = settle_courses(problem.timeline, planned)
     clocks = run_clocks(problem.timeline, courses)
-    found = dict(decisions)
     # Between loops, copies belong to trips, whose time the clocks do not have.
     moving = [k for k, c in enumerate(courses) if c.action == "offload" and _is_outside(c)]
-    latest_s = float("inf")
+    windows = {k: _find_window(problem, courses[k], clocks) for k in moving}
+    aheads, latest_s = {}, float("inf")
     for k in sorted(moving, key=lambda k: -clocks.op_starts_s[courses[k].needed]):
-        course, decision = courses[k], planned[k]
-        end_s = min(clocks.op_starts_s[course.needed], latest_s)
-        latest_s = end_s - course.track.in_s * _MARGIN
-        found[names[k]] = replace(
-            decision,
-            window_ops=min(decision.window_ops, _find_window(problem, course, clocks)),
-            reload_ahead_ops=min(
-                decision.reload_ahead_ops, _find_ahead(problem, course, clocks, latest_s)
-            ),
-        )
-    before, after = (
-        simulate(problem.program, each, problem.device, efficiency=problem.efficiency)
-        for each in (decisions, found)
+        end_s = min(clocks.op_starts_s[courses[k].needed], latest_s)
+        latest_s = end_s - courses[k].track.in_s * _MARGIN
+        aheads[k] = _find_ahead(problem, courses[k], clocks, latest_s)
+    now = np.array([[d.window_ops for d in planned], [d.reload_ahead_ops for d in planned]])
+    changes = [(0, k, windows[k]) for k in moving] + [(1, k, aheads[k]) for k in aheads]
+    changes = [change for change in changes if change[2] < now[change[:2]]]
+    actions = np.array([ACTIONS.index(d.action) for d in planned])
+    now = _shorten(problem, actions, now, changes)
+    found = dict(decisions)
+    for k in moving:
+        window, ahead = now[:, k].tolist()
+        found[names[k]] = replace(planned[k], window_ops=window, reload_ahead_ops=ahead)
+    return found
+
+
+def _shorten(problem: Problem, actions: Ints, now: Ints, changes: list[Change]) -> Ints:
+    """Makes changes one after another, and leaves out those that hurt with the others."""
+    simulate_rows = lambda rows: simulate_many(
+        problem.timeline, np.repeat(actions[None], len(rows), axis=0), rows[:, 0], rows[:, 1]
     )
-    is_good = after.step_s <= before.step_s * (1 + 1e-3) and after.peak_bytes <= before.peak_bytes
-    return found if is_good else dict(decisions)
+    start = simulate_rows(now[None])
+    for _ in range(_MAX_HARMFUL):
+        if not changes:
+            break
+        rows = np.repeat(now[None], len(changes), axis=0)
+        for row, (which, k, turns) in enumerate(changes):
+            rows[row:, which, k] = turns
+        after = simulate_rows(rows)
+        hurts = (after.step_s > start.step_s * _SLOWER) | (after.peak_bytes > start.peak_bytes)
+        count = int(np.argmax(hurts)) if hurts.any() else len(changes)
+        now = rows[count - 1] if count else now
+        changes = changes[count + 1 :]
+    return now
 
 
 def _is_outside(course: Course) -> bool:

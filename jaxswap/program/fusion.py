@@ -172,6 +172,9 @@ class _Fuser:
         wide = {
             a for a in kernel.ins if self.groups.arrays[a].elements * kernel.ins[a] >= kernel.span
         }
+        # XLA looks for one array that is both reduced and read on; what was found so can grow.
+        if len(wide) > 1 and not kernel.is_row_wise:
+            return False
         return bool(wide & reader.ins.keys())
 
     def _merged_seconds(self, reader: Kernel, kernel: Kernel, result: int) -> float:
