@@ -1,5 +1,7 @@
 """`plan` and `apply` end to end on a small step, through the real GPU compiler."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,3 +84,16 @@ def test_a_plan_for_another_step_is_refused():
 def test_the_functions_are_public():
     assert jaxswap.plan is plan
     assert jaxswap.apply is apply
+
+
+def test_a_plan_for_a_device_of_ones_own_is_taken():
+    # Which casts are values of their own depends on the device: only a known one can be checked.
+    def half(weights, x):
+        cast = lambda w: w.astype(jnp.bfloat16)
+        loss = lambda ws: step([cast(w) for w in ws], cast(x))[1].astype(jnp.float32)
+        return jax.grad(loss)(weights)
+
+    own = dataclasses.replace(jaxswap.Device.named("rtx4090"), name="mine")
+    found = plan(half, *ARGS, budget="40 MiB", device=own, planner="greedy", confirm=False)
+    assert found.device == "mine"
+    jax.eval_shape(apply(half, found), *ARGS)
