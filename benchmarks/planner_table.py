@@ -145,7 +145,7 @@ def _read_or_measure(panel: Panel, shares: list[float], *, is_shown: bool) -> li
 def main(argv: list[str] | None = None) -> int:
     """Prints the table; 1 if a row misses what is asked of it."""
     listed = lambda text: [part for part in text.split(",") if part]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="How far planners are from the best plan.")
     parser.add_argument("--models", type=listed, default=list(GRID_MODELS), help="comma-separated")
     parser.add_argument("--devices", type=listed, default=list(GRID_DEVICES), help="likewise")
     parser.add_argument("--shares", type=listed, default=list(map(str, GRID_SHARES)),
