@@ -21,7 +21,7 @@ from benchmarks.models import Workload, build
 from benchmarks.models._remat import NAMES
 from jaxswap import Verified, verify
 from jaxswap.apply import Decision, apply_decisions, name_values, place, schedule
-from jaxswap.apply.hints import make_hints
+from jaxswap.apply.hints import QUEUE_FACTORS, make_hints
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
 from jaxswap.apply.step import MIN_HEAVY_BYTES
@@ -112,10 +112,11 @@ def measure_pins(row: Row) -> dict[str, Any]:
 def measure_stalls(row: Row, device: str) -> dict[str, Any]:
     """Compiles an offload-only plan whose copies can hide, without hints for XLA and with."""
     workload, plan = _plan_to_fit(row, device)
-    first = _compile(workload.step, workload, device, plan=plan).timeline
-    hinted = dataclasses.replace(plan, hints=make_hints(first.events))
-    second = _compile(workload.step, workload, device, plan=hinted).timeline
-    timeline = min((first, second), key=lambda t: t.step_s)
+    timelines = [_compile(workload.step, workload, device, plan=plan).timeline]
+    for factor in QUEUE_FACTORS:
+        hinted = dataclasses.replace(plan, hints=make_hints(timelines[0].events, factor))
+        timelines.append(_compile(workload.step, workload, device, plan=hinted).timeline)
+    timeline = min(timelines, key=lambda t: t.step_s)
     late = [w for w in find_waits(timeline) if w[0] == "to_device"]
     share = timeline.stall_s / timeline.step_s
     return {
