@@ -206,8 +206,8 @@ def _document(written: list[Result], planned: list[Result], checks: list[Result]
         *heading,
         *_rows(planned),
         "",
-        "Times beyond 15 %: in a ViT (looked into on an RTX 4090, with 4 layers) XLA pads its
-recomputed dots, which have 197 rows, and copies wait; the others are not explained.",
+        "Times beyond 15 %: in a ViT (looked into on an RTX 4090, with 4 layers) XLA pads its",
+        "recomputed dots, which have 197 rows, and copies wait; the others are not explained.",
         "",
         "## More, as written",
         "",
