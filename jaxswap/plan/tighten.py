@@ -38,6 +38,8 @@ def tighten(problem: Problem, decisions: Mapping[str, Decision]) -> dict[str, De
     clocks = run_clocks(problem.timeline, courses)
     # Between loops, copies belong to trips, whose time the clocks do not have.
     moving = [k for k, c in enumerate(courses) if c.action == "offload" and _is_outside(c)]
+    if not moving:
+        return dict(decisions)
     windows = {k: _find_window(problem, courses[k], clocks) for k in moving}
     aheads, latest_s = {}, float("inf")
     for k in sorted(moving, key=lambda k: -clocks.op_starts_s[courses[k].needed]):

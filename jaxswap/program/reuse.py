@@ -7,10 +7,12 @@ XLA:GPU's rules. An update always writes into its first operand. Any other fused
 write over an operand of its result's size that it is the last to read, if each element of the
 result needs that element of the operand and no other, and if the operand is an array of its
 own: not one of several results, and not that of a convolution, which has its workspace beside
-it. Behind the barriers of a planned step no operand is an array of its own.
+it. Nor is a result one that is then updated. Behind the barriers of a planned step no operand is
+an array of its own.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from jaxswap.program.graph import Graph
 from jaxswap.program.groups import Kernel
@@ -29,17 +31,19 @@ def reuse_operands(
 ) -> list[Op]:
     """Lets kernels write their results over operands, where XLA does."""
     found = []
+    updated = {node.reads[0][0] for node in graph.nodes if node.kind == "update" and node.reads}
     for index, (op, kernel) in enumerate(zip(ops, kernels, strict=True)):
         if not kernel.is_opaque:
             is_update = any(graph.nodes[n].kind == "update" for n in kernel.nodes)
             dying = [v for v in op.reads if _is_dying(values[v], index)]
             if is_update:
-                saved = _count_saved(op, values, dying)
+                saved = _count_saved(op.writes, values, dying)
                 op = dataclasses.replace(op, scratch_bytes=op.scratch_bytes - saved)
             else:
                 alone = [v for v in dying if _is_alone(ops[values[v].producer or 0])]
                 alone = [v for v in alone if _is_in_place(graph, kernel, array_of[v])]
-                op = dataclasses.replace(op, reused_bytes=_count_saved(op, values, alone))
+                own = [v for v in op.writes if array_of[v] not in updated]
+                op = dataclasses.replace(op, reused_bytes=_count_saved(own, values, alone))
         found.append(op)
     return found
 
@@ -73,10 +77,10 @@ def _is_in_place(graph: Graph, kernel: Kernel, array: int) -> bool:
     return num_reductions <= 1
 
 
-def _count_saved(op: Op, values: list[Value], dying: list[int]) -> int:
+def _count_saved(writes: Sequence[int], values: list[Value], dying: list[int]) -> int:
     sizes = [values[v].size_bytes for v in dying]
     saved = 0
-    for v in op.writes:
+    for v in writes:
         value = values[v]
         if not value.is_output and not value.is_stacked and value.size_bytes in sizes:
             sizes.remove(value.size_bytes)
