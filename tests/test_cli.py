@@ -38,6 +38,8 @@ def deep(layers=12, batch=4096, width=512):
 
 def interrupted():
     import os, signal
+    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     def train(w):
         os.kill(os.getpid(), signal.SIGINT)
         return jax.grad(lambda w: jnp.sum(w * w))(w)
