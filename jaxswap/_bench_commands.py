@@ -21,10 +21,10 @@ _EXAMPLE = """\
       --budgets 3GiB --planners chen,exact,genetic,lms
   examples/gpt.py:step on rtx4090
      budget  planner        device memory                step   offloaded  planned in
-   3.00 GiB  chen     2.98 GiB (forecast)  74.8 ms (forecast)         0 B      2.68 s
-   3.00 GiB  exact    3.00 GiB (forecast)  69.3 ms (forecast)  129.00 MiB      4.58 s
-   3.00 GiB  genetic  3.00 GiB (forecast)  68.8 ms (forecast)  207.75 MiB      10.3 s
-   3.00 GiB  lms      3.00 GiB (forecast)   204 ms (forecast)    1.91 GiB      2.66 s"""
+   3.00 GiB  chen     2.90 GiB (forecast)  70.4 ms (forecast)         0 B      2.69 s
+   3.00 GiB  exact    3.00 GiB (forecast)  64.2 ms (forecast)  220.50 MiB      4.94 s
+   3.00 GiB  genetic  3.00 GiB (forecast)    64 ms (forecast)  281.62 MiB      14.7 s
+   3.00 GiB  lms      2.99 GiB (forecast)   186 ms (forecast)    1.73 GiB       3.1 s"""
 
 
 def add_bench(commands: Any) -> None:
