@@ -20,7 +20,8 @@ from jaxswap.model.timeline import Floats, Ints, Timeline, Track, slowed_end_s
 KEEP, OFFLOAD, RECOMPUTE = range(3)
 assert ACTIONS == ("keep", "offload", "recompute")
 
-_CHUNK_ELEMENTS = 3_000_000  # ops × plans at a time: about 240 MB of tables
+# Ops × plans at a time: about 1 GB of tables. Every op costs some calls, however few the plans.
+_CHUNK_ELEMENTS = 12_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
