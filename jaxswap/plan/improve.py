@@ -20,7 +20,7 @@ from jaxswap.plan.problem import (
 )
 
 Costs = Callable[[Genes], Floats]
-_EPSILON = 1e-12  # relative: below it, a difference in seconds is rounding
+EPSILON = 1e-12  # relative: below it, a difference in seconds is rounding
 
 
 def descend(
@@ -91,7 +91,7 @@ def _take_best(
     if not len(trials):
         return None, best_cost
     costs = costs_of(trials)
-    limit = best_cost * (1.0 - _EPSILON)
+    limit = best_cost * (1.0 - EPSILON)
     order = np.argsort(costs, kind="stable")
     better = [int(k) for k in order[:64] if costs[k] < limit]
     if not better:
@@ -120,7 +120,7 @@ def give_back(problem: Problem, genes: Genes, *, max_rounds: int = 8) -> Genes:
         trials = np.repeat(genes[None], len(moved), axis=0)
         trials[np.arange(len(moved)), moved] = KEEP_GENE
         costs = problem.costs_of(trials)
-        limit = cost * (1.0 + _EPSILON)
+        limit = cost * (1.0 + EPSILON)
         order = [int(k) for k in np.argsort(costs, kind="stable") if costs[k] <= limit]
         if not order:
             break
@@ -130,7 +130,7 @@ def give_back(problem: Problem, genes: Genes, *, max_rounds: int = 8) -> Genes:
         joint = problem.costs_of(together)
         # The longest row that is no slower; the first, a single change, always is one.
         row = int(np.flatnonzero(joint <= limit)[-1])
-        row = int(joint.argmin()) if joint.min() < joint[row] * (1.0 - _EPSILON) else row
+        row = int(joint.argmin()) if joint.min() < joint[row] * (1.0 - EPSILON) else row
         genes, cost = together[row], min(float(joint[row]), cost)
     return genes
 

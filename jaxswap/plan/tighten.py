@@ -8,26 +8,23 @@ in flight at a time and takes each to be so until its window ends: windows that 
 each other's way, and windows that follow each other, as the copies do on the link, do not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxswap.apply.decision import ACTIONS, Decision
 from jaxswap.model.population import simulate_many
-from jaxswap.model.simulate import Clocks, Course, run_clocks, settle_courses
+from jaxswap.model.simulate import KEEP, Clocks, Course, run_clocks, settle_courses
 from jaxswap.model.timeline import Ints
+from jaxswap.plan.in_turn import change_in_turn
 from jaxswap.plan.problem import Problem
-
-Change = tuple[int, int, int]
-"""Of the windows (0) or the reload distances (1), which candidate's, and to how many turns."""
 
 # What a copy takes more than was forecast, or starts later.
 _MARGIN = 1.1
 _SLOWER = 1 + 1e-3  # what a plan may get slower by all of it
-# Each is found by simulating all that come behind it.
 _MAX_HARMFUL = 40
-KEEP = Decision(action="keep")
 
 
 def tighten(problem: Problem, decisions: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -47,10 +44,10 @@ def tighten(problem: Problem, decisions: Mapping[str, Decision]) -> dict[str, De
         latest_s = end_s - courses[k].track.in_s * _MARGIN
         aheads[k] = _find_ahead(problem, courses[k], clocks, latest_s)
     now = np.array([[d.window_ops for d in planned], [d.reload_ahead_ops for d in planned]])
-    changes = [(0, k, windows[k]) for k in moving] + [(1, k, aheads[k]) for k in aheads]
-    changes = [change for change in changes if change[2] < now[change[:2]]]
-    actions = np.array([ACTIONS.index(d.action) for d in planned])
-    now = _shorten(problem, actions, now, changes)
+    shorter = [((0, k), windows[k]) for k in moving] + [((1, k), aheads[k]) for k in aheads]
+    shorter = [(place, turns) for place, turns in shorter if turns < now[place]]
+    actions = [ACTIONS.index(d.action) for d in planned]
+    now = change_in_turn(now, shorter, _does_harm(problem, actions, now), max_harmful=_MAX_HARMFUL)
     found = dict(decisions)
     for k in moving:
         window, ahead = now[:, k].tolist()
@@ -58,24 +55,21 @@ def tighten(problem: Problem, decisions: Mapping[str, Decision]) -> dict[str, De
     return found
 
 
-def _shorten(problem: Problem, actions: Ints, now: Ints, changes: list[Change]) -> Ints:
-    """Makes changes one after another, and leaves out those that hurt with the others."""
-    simulate_rows = lambda rows: simulate_many(
-        problem.timeline, np.repeat(actions[None], len(rows), axis=0), rows[:, 0], rows[:, 1]
+def _does_harm(
+    problem: Problem, actions: Sequence[int], start: Ints
+) -> Callable[[Ints], NDArray[np.bool_]]:
+    """Whether windows and distances make a plan slower, or larger, than those it starts from."""
+    run = lambda rows: simulate_many(
+        problem.timeline, [actions] * len(rows), rows[:, 0], rows[:, 1]
     )
-    start = simulate_rows(now[None])
-    for _ in range(_MAX_HARMFUL):
-        if not changes:
-            break
-        rows = np.repeat(now[None], len(changes), axis=0)
-        for row, (which, k, turns) in enumerate(changes):
-            rows[row:, which, k] = turns
-        after = simulate_rows(rows)
-        hurts = (after.step_s > start.step_s * _SLOWER) | (after.peak_bytes > start.peak_bytes)
-        count = int(np.argmax(hurts)) if hurts.any() else len(changes)
-        now = rows[count - 1] if count else now
-        changes = changes[count + 1 :]
-    return now
+    before = run(start[None])
+
+    def is_worse(rows: Ints) -> NDArray[np.bool_]:
+        after = run(rows)
+        is_slower = after.step_s > before.step_s * _SLOWER
+        return is_slower | (after.peak_bytes > before.peak_bytes)
+
+    return is_worse
 
 
 def _is_outside(course: Course) -> bool:
