@@ -6,7 +6,6 @@ Input: a kind of measurement and a row's number. Output: one line of JSON. A pro
 own for each row; `benchmarks.apply_table` runs them all and prints the tables.
 """
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from benchmarks.compiled import compile_workload
 from benchmarks.models import Workload, build
 from benchmarks.models._remat import NAMES
 from jaxswap import Verified, verify
+from jaxswap._confirm import compile_with_hints
 from jaxswap.apply import Decision, apply_decisions, name_values, place, schedule
-from jaxswap.apply.hints import QUEUE_FACTORS, make_hints
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
 from jaxswap.apply.step import MIN_HEAVY_BYTES
@@ -110,14 +109,16 @@ def measure_pins(row: Row) -> dict[str, Any]:
 
 
 def measure_stalls(row: Row, device: str) -> dict[str, Any]:
-    """Compiles an offload-only plan whose copies can hide, without hints for XLA and with."""
+    """Compiles an offload-only plan whose copies can hide, with hints where they help."""
     workload, plan = _plan_to_fit(row, device)
-    timelines = [_compile(workload.step, workload, device, plan=plan).timeline]
-    for factor in QUEUE_FACTORS:
-        hinted = dataclasses.replace(plan, hints=make_hints(timelines[0].events, factor))
-        timelines.append(_compile(workload.step, workload, device, plan=hinted).timeline)
-    timeline = min(timelines, key=lambda t: t.step_s)
-    late = [w for w in find_waits(timeline) if w[0] == "to_device"]
+    compile_plan = lambda plan: _compile(workload.step, workload, device, plan=plan)
+    _, found = compile_with_hints(plan, compile_plan(plan), compile_plan)
+    timeline = found.timeline
+    late_s = [
+        w.duration_s
+        for w in timeline.waits
+        if w.stream == "to_device" and w.duration_s > MIN_WAIT_S
+    ]
     share = timeline.stall_s / timeline.step_s
     return {
         "batch": workload.samples,
@@ -126,9 +127,9 @@ def measure_stalls(row: Row, device: str) -> dict[str, Any]:
         "copies_ms": 1e3 * max(_copy_s(timeline, "to_host"), _copy_s(timeline, "to_device")),
         "step_ms": timeline.step_s * 1e3,
         "stall_share": share,
-        "late_reloads": len(late),
-        "late_ms": 1e3 * sum(w[1] for w in late),
-        "ok": share < 0.05 and not late,
+        "late_reloads": len(late_s),
+        "late_ms": 1e3 * sum(late_s),
+        "ok": share < 0.05 and not late_s,
     }
 
 
@@ -188,22 +189,6 @@ def fill_link(problem: Problem) -> Genes:
             genes = trials[int(is_good.argmax())]
             out_s, in_s = out_s - track.out_s, in_s - track.in_s
     return genes
-
-
-def find_waits(timeline: Timeline) -> list[tuple[str, float]]:
-    """The gaps of the compute stream: what direction it waited for, and how long."""
-    copies = {e.end_s: e.stream for e in timeline.events if e.stream != "compute"}
-    ends = np.array(sorted(copies))
-    found, free_s = [], 0.0
-    for event in timeline.events:
-        if event.stream != "compute":
-            continue
-        gap_s = event.start_s - free_s
-        if gap_s > MIN_WAIT_S and len(ends):
-            nearest = ends[np.abs(ends - event.start_s).argmin()]
-            found.append((copies[nearest], gap_s))
-        free_s = event.end_s
-    return found
 
 
 def _build(row: Row) -> Workload:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap._units import format_bytes
-from jaxswap.apply.hints import QUEUE_FACTORS, make_hints
+from jaxswap.apply.hints import lengthen_hints, make_hints
 from jaxswap.plan.plan import Plan
 from jaxswap.verify.verify import Verified
 
@@ -25,6 +25,7 @@ _OVERSHOOT = 1.1
 _SLOWNESS = (1.0, 3.0, math.inf)
 # Waiting that is worth another plan, and that is worth compiling once more with hints.
 _WAITS_LONG, _WAITS = 0.03, 0.01
+_HINT_ROUNDS = 3
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
@@ -55,7 +56,8 @@ def confirm_plan(
             break
         if fitting is None:
             continue
-        found, verified = _with_hints(*fitting, compile_plan)
+        found, verified = compile_with_hints(*fitting, compile_plan)
+        found = mark_confirmed(found, verified)
         if best is None or (found.replayed_s or 0.0) < (best.replayed_s or 0.0):
             best, is_promising = found, _expect_less_than(found, verified)
         if _stall_share(verified) <= _WAITS_LONG:
@@ -117,20 +119,29 @@ def _in_turn(found: Plan) -> list[Plan]:
     )
 
 
-def _with_hints(
+def compile_with_hints(
     found: Plan, verified: Verified, compile_plan: Callable[[Plan], Verified]
 ) -> tuple[Plan, Verified]:
-    """The plan, confirmed, with hints for XLA's scheduler where they help."""
-    best, events = found, verified.timeline.events
-    for factor in QUEUE_FACTORS if found.compiler_options() else ():
+    """The plan with hints for XLA's scheduler where they help, and its compiled step.
+
+    Args:
+        found: a plan without hints.
+        verified: its compiled step.
+        compile_plan: compiles the step under a plan.
+    """
+    best = found
+    hints = make_hints(verified.timeline.events)
+    for _ in range(_HINT_ROUNDS if found.compiler_options() else 0):
         if _stall_share(verified) <= _WAITS:
             break
-        hinted = dataclasses.replace(found, hints=make_hints(events, factor))
+        hinted = dataclasses.replace(found, hints=hints)
         again = compile_plan(hinted)
         is_better = again.timeline.step_s < verified.timeline.step_s
-        if is_better and again.device_bytes <= found.budget_bytes:
-            best, verified = hinted, again
-    return mark_confirmed(best, verified), verified
+        if not is_better or again.device_bytes > found.budget_bytes:
+            break
+        best, verified = hinted, again
+        hints = lengthen_hints(hints, again.timeline.waits)
+    return best, verified
 
 
 def _stall_share(verified: Verified) -> float:

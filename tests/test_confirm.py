@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxswap._confirm import confirm_plan
+from jaxswap._confirm import compile_with_hints, confirm_plan
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
-from jaxswap.apply.hints import make_hints
+from jaxswap.apply.hints import lengthen_hints, make_hints
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan, PlannedValue
@@ -27,14 +27,15 @@ class Timeline:
     step_s: float
     stall_s: float = 0.0
     events: tuple = ()
+    waits: tuple = ()
 
 
 class Compiled:
     """What the loop reads of a `Verified`."""
 
-    def __init__(self, device_bytes, step_s=1.0, stall_s=0.0, events=()):
+    def __init__(self, device_bytes, step_s=1.0, stall_s=0.0, events=(), waits=()):
         self.device_bytes, self.step_s = device_bytes, step_s
-        self.timeline = Timeline(step_s, stall_s, events)
+        self.timeline = Timeline(step_s, stall_s, events, waits)
 
 
 def make_plan(budget_bytes=100, action="keep"):
@@ -118,6 +119,24 @@ def test_hints_are_kept_if_they_help_within_the_budget(again, is_hinted):
     assert (found.compiled_bytes, found.replayed_s) == (expected.device_bytes, expected.step_s)
 
 
+def test_hints_grow_by_what_was_waited_for_while_that_helps():
+    copy = Event("copy-start.2.0", "to_host", 1e-2)
+    wait = Event("copy-start.2.0", "to_host", 1e-3)
+    answers = {step_s: Compiled(80, step_s, 0.4, (copy,), (wait,)) for step_s in (9.0, 8.0, 7.0)}
+    worse = Compiled(80, 7.5, 0.4)
+    steps, hinted = iter([*answers.values(), worse]), []
+
+    def compile_plan(plan):
+        hinted.append(plan.hints.get("copy-start.2.0"))
+        return next(steps)
+
+    plan = make_plan(action="offload")
+    best, verified = compile_with_hints(plan, next(steps), compile_plan)
+    assert verified.step_s == 7.0
+    assert hinted == [11_000.0, 11_000.0 + 1_300.0, 11_000.0 + 2 * 1_300.0]
+    assert best.hints["copy-start.2.0"] == hinted[1]
+
+
 def test_where_copies_do_not_overlap_the_link_is_trusted_less_and_the_fastest_plan_wins():
     waits = {1.0: (4.0, 2.0), 3.0: (3.0, 1.0), math.inf: (3.5, 0.0)}
     asked = []
@@ -178,6 +197,12 @@ def test_copies_are_hinted_longer_than_they_take_for_they_queue():
     hints = make_hints([*events, Event("fusion", "compute", 9.0)])
     assert hints["fusion"] == 2.0  # the first of several trips stands for all
     assert hints["copy-start.7.0"] > 10.0
+
+
+def test_the_longest_wait_in_a_loop_counts_once():
+    waits = [Event("copy-start.7.0", "to_device", each) for each in (1e-6, 10e-6, 2e-6)]
+    longer = lengthen_hints({"fusion": 2.0, "copy-start.7.0": 10.0}, waits)
+    assert longer == {"fusion": 2.0, "copy-start.7.0": 10.0 + 13.0}
 
 
 def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():

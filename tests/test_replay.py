@@ -69,6 +69,7 @@ def test_a_copy_that_has_time_does_not_stall():
         f"%d = {HOST.format(10)} copy-done(%s)", "ROOT " + kernel("c"),
     )  # fmt: skip
     assert (found.step_s, found.stall_s, found.to_host_bytes) == (30, 0, 10)
+    assert found.waits == ()
     assert_streams_do_not_overlap(found)
 
 
@@ -79,6 +80,9 @@ def test_a_copy_without_time_stalls_for_the_rest():
     )  # fmt: skip
     # The copy runs from 10 to 35; the compute stream reaches its end at 20.
     assert (found.step_s, found.stall_s) == (45, 15)
+    (wait,) = found.waits
+    assert (wait.stream, wait.duration_s) == ("to_host", 15)
+    assert wait.name == next(e.name for e in found.events if e.stream == "to_host")
 
 
 def test_one_direction_is_one_queue_and_two_slow_each_other_down():

@@ -21,8 +21,9 @@ from jaxswap.model.timeline import Ints
 from jaxswap.plan.in_turn import change_in_turn
 from jaxswap.plan.problem import Problem
 
-# What a copy takes more than was forecast, or starts later.
-_MARGIN = 1.1
+# What a copy takes more than was forecast, or starts later. A copy that ends late is waited for,
+# one that starts early only needs its memory for longer.
+_MARGIN = 1.3
 _SLOWER = 1 + 1e-3  # what a plan may get slower by all of it
 _MAX_HARMFUL = 40
 

@@ -46,6 +46,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The compute stream has nothing to do until a copy, or a collective, is over."""
+
+    name: str
+    stream: Stream
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The replayed step. Every time is predicted from the compiled schedule.
 
@@ -59,6 +68,8 @@ class Timeline:
         to_host_bytes: bytes offloaded.
         to_device_bytes: bytes reloaded.
         notes: what the replay had to assume.
+        waits: what the compute stream waited for, in order; of a long loop, as with events,
+            those of the iterations that were played.
     """
 
     events: tuple[Event, ...]
@@ -70,6 +81,7 @@ class Timeline:
     to_host_bytes: float
     to_device_bytes: float
     notes: tuple[str, ...] = ()
+    waits: tuple[Wait, ...] = ()
 
 
 def replay(module: Module, device: Device, efficiency: Efficiency = FITTED) -> Timeline:
@@ -119,6 +131,7 @@ class _Player:
         self.costs = KernelCosts(module)
         self.clock = _Clock()
         self.events: list[Event] = []
+        self.waits: list[Wait] = []
         self.notes: dict[str, None] = {}
 
     def timeline(self) -> Timeline:
@@ -133,10 +146,11 @@ class _Player:
             to_host_bytes=sums["to_host"],
             to_device_bytes=sums["to_device"],
             notes=tuple(self.notes),
+            waits=tuple(self.waits),
         )
 
     def play(self, computation: Computation) -> None:
-        done_s: dict[str, float] = {}  # asynchronous instruction → when it is over
+        under_way: dict[str, Event] = {}  # by the name of the instruction that starts it
         for instruction in computation.instructions:
             opcode = instruction.opcode
             if opcode in _FREE:
@@ -148,9 +162,11 @@ class _Player:
             elif opcode in ("call", "async-start") and not _is_copy(instruction, computation):
                 self.play(self.module.computation(instruction.called[0]))
             elif opcode.endswith("-start"):
-                done_s[instruction.name] = self._start(instruction, computation)
+                if started := self._start(instruction, computation):
+                    under_way[instruction.name] = started
             elif opcode.endswith("-done"):
-                self._wait(done_s.get(instruction.operands[0], 0.0))
+                if started := under_way.get(instruction.operands[0]):
+                    self._wait(started)
             else:
                 self._run(instruction, computation)
 
@@ -160,8 +176,7 @@ class _Player:
             return
         if direction := _direction(instruction, computation):
             size_bytes = _moved_bytes(instruction, self.module, direction)
-            end_s = self._copy(instruction, direction, size_bytes)
-            self._wait(end_s)
+            self._wait(self._copy(instruction, direction, size_bytes))
             return
         if instruction.opcode.startswith(_COLLECTIVES):
             self._wait(self._collect(instruction))
@@ -175,16 +190,16 @@ class _Player:
         sums["flops"] += cost.flops
         sums["matrix_flops"] += cost.matrix_flops
 
-    def _start(self, instruction: Instruction, computation: Computation) -> float:
+    def _start(self, instruction: Instruction, computation: Computation) -> Event | None:
         if instruction.opcode.startswith(_COLLECTIVES):
             return self._collect(instruction)
         direction = _direction(instruction, computation)
         if direction is None:  # a copy within the device: the compute stream's own bandwidth
             self._run(instruction, computation)
-            return self.clock.free_s["compute"]
+            return None
         return self._copy(instruction, direction, _moved_bytes(instruction, self.module, direction))
 
-    def _copy(self, instruction: Instruction, direction: Direction, size_bytes: float) -> float:
+    def _copy(self, instruction: Instruction, direction: Direction, size_bytes: float) -> Event:
         """Enqueues a host copy; where the other direction is busy both are slower."""
         free_s = self.clock.free_s
         start_s = max(free_s["compute"], free_s[direction])
@@ -198,7 +213,7 @@ class _Player:
         self.clock.sums[direction] += size_bytes
         return self._record(instruction, direction, start_s, duration_s, size_bytes)
 
-    def _collect(self, instruction: Instruction) -> float:
+    def _collect(self, instruction: Instruction) -> Event:
         size_bytes = sum(a.size_bytes for a in instruction.arrays)
         self.notes["collectives are charged at the rate of the host link"] = None
         duration_s = size_bytes / self.device.to_host.bandwidth_bytes_per_s
@@ -208,16 +223,18 @@ class _Player:
         duration_s += self.device.launch_overhead_s
         return self._record(instruction, "collective", start_s, duration_s, size_bytes)
 
-    def _wait(self, end_s: float) -> None:
+    def _wait(self, event: Event) -> None:
         free_s = self.clock.free_s
-        stall_s = max(0.0, end_s - free_s["compute"])
-        free_s["compute"] += stall_s
-        self.clock.sums["stall_s"] += stall_s
+        stall_s = event.end_s - free_s["compute"]
+        if stall_s > 0:
+            free_s["compute"] += stall_s
+            self.clock.sums["stall_s"] += stall_s
+            self.waits.append(Wait(name=event.name, stream=event.stream, duration_s=stall_s))
 
     def _record(
         self, instruction: Instruction, stream: Stream, start_s: float, duration_s: float,
         size_bytes: float = 0.0, cost: KernelCost | None = None,
-    ) -> float:  # fmt: skip
+    ) -> Event:  # fmt: skip
         event = Event(
             name=instruction.name,
             op_name=self.module.named(instruction).op_name,
@@ -229,7 +246,7 @@ class _Player:
         )
         self.events.append(event)
         self.clock.free_s[stream] = event.end_s
-        return event.end_s
+        return event
 
     def _play_loop(self, instruction: Instruction) -> None:
         """Plays a loop's iterations; a long one until two in a row are alike."""
@@ -253,19 +270,20 @@ class _Player:
 
     def _play_longest(self, instruction: Instruction) -> None:
         """Of a conditional's branches, the one that takes longest."""
-        start, events = self.clock, self.events
-        best: tuple[float, _Clock, list[Event]] | None = None
+        start, events, waits = self.clock, self.events, self.waits
+        best: tuple[float, _Clock, list[Event], list[Wait]] | None = None
         for name in instruction.called:
             self.clock = _Clock(dict(start.free_s), dict(start.sums))
-            self.events = []
+            self.events, self.waits = [], []
             self.play(self.module.computation(name))
             end_s = self.clock.free_s["compute"]
             if best is None or end_s > best[0]:
-                best = (end_s, self.clock, self.events)
+                best = (end_s, self.clock, self.events, self.waits)
         if best is not None:
             self.clock = best[1]
             events += best[2]
-        self.events = events
+            waits += best[3]
+        self.events, self.waits = events, waits
         self.notes[f"{instruction.name}: conditional, replayed its longest branch"] = None
 
 
