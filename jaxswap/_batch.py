@@ -3,10 +3,11 @@
 Input: a step, and a function from a batch size to its arguments. Output: a `BatchChoice`: the
 size, its plan, and a table of every size looked at.
 A few sizes are traced, the rest predicted; those that could win are planned by the fast planner;
-the best of them and its neighbours are planned as asked for, compiled, and compared by replay.
+the best of them and its neighbours are planned as asked for, compiled, and compared by replay,
+and so on from the best of these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -105,11 +106,11 @@ class _Search:
         if not quick:
             raise self._explain_nothing_fits(min(sizes))
         first = batch.choose_best({b: b / s for b, s in quick.items()})
-        plans = self._compile(batch.find_neighbours(list(quick), first))
+        tried = self._compile_largest([b for b in sizes if self._is_forecast_to_fit(samples[b])])
+        plans = self._climb(first, list(quick), tried)
         if not plans:
             raise self._explain_nothing_fits(min(sizes))
-        rates = {b: b / (plan.replayed_s or 1.0) for b, plan in plans.items()}
-        best = batch.choose_best(rates)
+        best = batch.choose_best(_find_rates(plans))
         samples = batch.predict_samples(self.samples, sizes)  # more is known than before
         rows = [self._row(b, samples, quick, plans) for b in sorted(sizes)]
         return BatchChoice(
@@ -158,7 +159,7 @@ class _Search:
 
     def _plan_quickly(self, size: int, samples: dict[int, batch.Sample]) -> float | None:
         """Forecast seconds of a size; those that fit as they are need no tracing."""
-        if samples[size].peak_bytes <= self.budget_bytes:
+        if self._is_forecast_to_fit(samples[size]):
             return samples[size].step_s
         problem = self.problem_at(size)
         self.report(0, 1, f"planning batch {size}")
@@ -167,19 +168,40 @@ class _Search:
         except BudgetInfeasibleError:
             return None
 
-    def _compile(self, sizes: list[int]) -> dict[int, Plan]:
-        plans = {}
-        for done, size in enumerate(sizes):
-            self.report(done, len(sizes), f"planning and compiling batch {size}")
-            try:
-                plans[size] = make_confirmed_plan(
-                    self.fn, *self.make_args(size), budget=self.budget_bytes, device=self.device,
-                    planner=self.planner, donate_argnums=self.donated, seed=self.seed,
-                    progress=self.report,
-                )  # fmt: skip
-            except BudgetInfeasibleError:
-                continue
-        return plans
+    def _is_forecast_to_fit(self, sample: batch.Sample) -> bool:
+        return sample.peak_bytes <= self.budget_bytes
+
+    def _compile_largest(self, fitting: list[int]) -> dict[int, Plan | None]:
+        """Compiles the largest size that fits as it is written: what there is without a plan."""
+        tried = {}
+        for size in sorted(fitting, reverse=True):
+            tried[size] = self._compile(size)
+            if tried[size] and tried[size].is_empty:
+                break
+        return tried
+
+    def _climb(
+        self, first: int, sizes: list[int], tried: dict[int, Plan | None]
+    ) -> dict[int, Plan]:
+        """Compiles the best size by forecast with its neighbours, and goes on uphill from there."""
+        best = first
+        while missing := set(batch.find_neighbours([*sizes, *tried], best)) - set(tried):
+            tried |= {size: self._compile(size) for size in sorted(missing)}
+            rates = _find_rates(tried)
+            best = batch.choose_best(rates) if rates else best
+        return {size: plan for size, plan in tried.items() if plan is not None}
+
+    def _compile(self, size: int) -> Plan | None:
+        """A confirmed plan; None if no plan fits."""
+        self.report(0, 1, f"planning and compiling batch {size}")
+        try:
+            return make_confirmed_plan(
+                self.fn, *self.make_args(size), budget=self.budget_bytes, device=self.device,
+                planner=self.planner, donate_argnums=self.donated, seed=self.seed,
+                progress=self.report,
+            )  # fmt: skip
+        except BudgetInfeasibleError:
+            return None
 
     def _row(
         self,
@@ -189,7 +211,7 @@ class _Search:
         plans: dict[int, Plan],
     ) -> BatchRow:
         sample, plan = samples[size], plans.get(size)
-        fits = sample.peak_bytes <= self.budget_bytes
+        fits = self._is_forecast_to_fit(sample) if plan is None else plan.is_empty
         known_s = None if plan is None or plan.is_empty else plan.forecast.step_s
         planned_s = known_s or (None if fits else quick.get(size))
         accumulated_s = batch.find_accumulated_s(samples, size, self.budget_bytes)
@@ -214,6 +236,11 @@ class _Search:
             f"{format_bytes(needs)} as it is written. Raise `budget`, or use a smaller model.",
             floor_bytes=needs,
         )
+
+
+def _find_rates(plans: Mapping[int, Plan | None]) -> dict[int, float]:
+    """Samples per second of the compiled steps."""
+    return {size: size / (plan.replayed_s or 1.0) for size, plan in plans.items() if plan}
 
 
 def _check_sizes(batch_sizes: Sequence[int] | None) -> list[int] | None:

@@ -19,7 +19,7 @@ class BatchRow:
     Attributes:
         batch_size: the size.
         unplanned_bytes: device bytes as it is written (forecast).
-        fits: whether that is within the budget.
+        fits: whether the step as it is written is within the budget: compiled, or by forecast.
         min_swap_bytes: the least that has to leave the device.
         unplanned: throughput as it is written, whether it fits or not (forecast).
         ideal: throughput if only those bytes are copied, beside the compute.

@@ -168,6 +168,6 @@ def choose_best(throughputs: Mapping[int, float]) -> int:
 
 def find_neighbours(sizes: Sequence[int], size: int) -> list[int]:
     """A size with the one before and the one behind it, as far as there are any."""
-    ordered = sorted(sizes)
+    ordered = sorted(set(sizes))
     at = ordered.index(size)
     return ordered[max(at - 1, 0) : at + 2]
