@@ -55,9 +55,9 @@ def test_what_the_compiled_step_has_too_much_is_aimed_lower():
         aims.append(aim)
         return make_plan()
 
-    sizes = iter([120, 110, 90])
+    sizes = iter([120, 110, 97])
     found = confirm_plan(search, lambda _: Compiled(next(sizes), 2.0), 100)
-    assert (found.is_confirmed, found.compiled_bytes, found.replayed_s) == (True, 90, 2.0)
+    assert (found.is_confirmed, found.compiled_bytes, found.replayed_s) == (True, 97, 2.0)
     assert aims == [100, 100 - 22, 100 - 22 - 11]
 
 
@@ -106,6 +106,40 @@ def test_a_budget_that_is_infeasible_from_the_start_stays_so():
 
 
 @pytest.mark.parametrize(
+    ("forecast_s", "again", "is_taken"),
+    [
+        (0.9, Compiled(98, 1.8), True),
+        (0.9, Compiled(101, 1.8), False),
+        (0.9, Compiled(98, 2.1), False),
+        (0.995, None, False),  # not worth compiling
+    ],
+)
+def test_what_the_compiled_step_leaves_free_is_used_if_that_pays(forecast_s, again, is_taken):
+    first, aims = Compiled(80, 2.0), []
+
+    def search(aim, slowness):
+        aims.append(aim)
+        step_s = 1.0 if aim == 100 else forecast_s
+        return dataclasses.replace(make_plan(), forecast=Forecast(peak_bytes=aim, step_s=step_s))
+
+    compile_plan = lambda plan: first if plan.forecast.peak_bytes == 100 else again
+    found = confirm_plan(search, compile_plan, 100)
+    assert aims == [100, 100 + 18]
+    assert found.compiled_bytes == (98 if is_taken else 80)
+
+
+def test_a_step_that_fills_the_budget_is_not_planned_again():
+    aims = []
+
+    def search(aim, slowness):
+        aims.append(aim)
+        return make_plan()
+
+    confirm_plan(search, lambda plan: Compiled(97, 2.0), 100)
+    assert aims == [100]
+
+
+@pytest.mark.parametrize(
     ("again", "is_hinted"),
     [(Compiled(90, 1.5), True), (Compiled(101, 1.5), False), (Compiled(90, 2.5), False)],
 )
@@ -147,7 +181,7 @@ def test_where_copies_do_not_overlap_the_link_is_trusted_less_and_the_fastest_pl
 
     def compile_plan(plan):
         step_s, stall_s = waits[asked[-1]]
-        return Compiled(80, step_s, stall_s)
+        return Compiled(97, step_s, stall_s)
 
     found = confirm_plan(search, compile_plan, 100)
     assert asked == [1.0, 3.0, math.inf]
