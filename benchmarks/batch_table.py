@@ -82,7 +82,7 @@ def summarise(choice: BatchChoice) -> Row:
 def is_good(row: Row) -> bool:
     """Whether nothing is lost against the largest size, nor much against the best of all."""
     best = max(row.get("rates", {}).values(), default=0.0)
-    return row["after"] * 1.01 >= (row["before"] or 0.0) and row["after"] >= (1 - ALLOWED) * best
+    return row["after"] >= max(row["before"] or 0.0, (1 - ALLOWED) * best)
 
 
 def format_table(rows: list[Row]) -> str:

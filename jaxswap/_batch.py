@@ -110,7 +110,9 @@ class _Search:
         plans = self._climb(first, list(quick), tried)
         if not plans:
             raise self._explain_nothing_fits(min(sizes))
-        best = batch.choose_best(_find_rates(plans))
+        rates = _find_rates(plans)
+        unplanned = max((b for b, plan in plans.items() if plan.is_empty), default=None)
+        best = batch.choose_best(rates, rates[unplanned] if unplanned else 0.0)
         samples = batch.predict_samples(self.samples, sizes)  # more is known than before
         rows = [self._row(b, samples, quick, plans) for b in sorted(sizes)]
         return BatchChoice(

@@ -103,6 +103,15 @@ def test_the_search_gives_up_after_two_sizes_that_are_worse():
 def test_of_sizes_that_are_as_good_the_smallest_is_chosen():
     assert batch.choose_best({8: 99.5, 16: 100.0, 32: 90.0}) == 8
     assert batch.choose_best({8: 90.0, 16: 100.0}) == 16
+
+
+def test_a_smaller_size_is_not_chosen_if_it_is_slower_than_what_fits_without_a_plan():
+    rates = {8: 99.5, 16: 99.8, 32: 100.0}
+    assert batch.choose_best(rates, 99.8) == 16
+    assert batch.choose_best(rates, 100.0) == 32
+
+
+def test_neighbours_are_the_sizes_before_and_behind():
     assert batch.find_neighbours([8, 4, 16], 8) == [4, 8, 16]
     assert batch.find_neighbours([4, 8], 4) == [4, 8]
 

@@ -160,10 +160,20 @@ def list_sizes(largest: int) -> list[int]:
     return [each for each in sizes if each <= largest]
 
 
-def choose_best(throughputs: Mapping[int, float]) -> int:
-    """The size with the most samples per second; a smaller one that is within the gain."""
-    best = max(throughputs.values())
-    return min(b for b, rate in throughputs.items() if rate * (1.0 + MIN_GAIN) >= best)
+def choose_best(throughputs: Mapping[int, float], at_least: float = 0.0) -> int:
+    """The size with the most samples per second, or a smaller one that is within the gain.
+
+    Args:
+        throughputs: by size.
+        at_least: what the smaller one has to reach: the throughput that is there without a plan.
+
+    Example:
+        >>> choose_best({8: 99.5, 16: 100.0})
+        8
+    """
+    needed = max(max(throughputs.values()) / (1.0 + MIN_GAIN), at_least)
+    best = max(throughputs, key=throughputs.__getitem__)
+    return min((b for b, rate in throughputs.items() if rate >= needed), default=best)
 
 
 def find_neighbours(sizes: Sequence[int], size: int) -> list[int]:
