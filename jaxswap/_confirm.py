@@ -3,9 +3,10 @@
 Input: ways to search a plan for a budget and to compile one. Output: a plan whose *compiled*
 step is within the budget, with what the compiler says of it.
 The forecast is off by some percent, and the compiler has the last word: what the compiled step
-has too much, the next search aims lower by; what it leaves free, one more may have; and where
-its copies do not overlap as forecast, the next search trusts the link less. Of all that fit, the
-fastest by replay is the answer.
+has too much, the next search aims lower by; what it leaves free, one more may have. XLA orders
+copies in its own way, and not all overlap as forecast: a plan that trusts the link less comes
+first, and one that trusts it fully has to promise more. Of all that fit, the fastest by replay is
+the answer. To compile takes longer than all the rest, so that what promises little is left out.
 """
 
 import dataclasses
@@ -24,9 +25,13 @@ _OVERSHOOT = 1.1
 # A share of the budget that is worth another plan if the compiled step leaves it free, how much
 # of it that plan may have, and how much faster it has to be by forecast.
 _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
-# How much slower the link is taken to be, where a plan's copies turn out not to overlap as
-# forecast: XLA orders copies in its own way. The last resort is to copy nothing.
-_SLOWNESS = (1.0, 3.0, math.inf)
+# How much slower the link is taken to be: plans with few copies, plans with as many as would pay
+# if all went as forecast, and, where those wait for long, plans without copies.
+_SLOWNESS = (3.0, 1.0, math.inf)
+# How much faster than the best so far a plan has to promise to be.
+_PROMISE = 0.98
+# With an excess of more than this, the same plan is compiled with its copies not beside compute.
+_NEAR = 1.03
 # Waiting that is worth another plan, and that is worth compiling once more with hints.
 _WAITS_LONG, _WAITS = 0.03, 0.01
 _HINT_ROUNDS = 3
@@ -48,48 +53,48 @@ def confirm_plan(
     Raises:
         BudgetInfeasibleError: no plan fits, forecast or compiled.
     """
-    best: Plan | None = None
-    is_promising = lambda plan: True
+    best: tuple[Plan, Verified] | None = None
+    failed: BudgetInfeasibleError | None = None
     for slowness in _SLOWNESS:
+        if slowness == math.inf and (best is None or _stall_share(best[1]) <= _WAITS_LONG):
+            break
         search_at = lambda aim, at=slowness: search(aim, at)
         try:
-            fitting = _fit(search_at, compile_plan, budget_bytes, is_promising)
-        except BudgetInfeasibleError:
-            if best is None:
-                raise
-            break
-        if fitting is None:
+            fitting = _fit(search_at, compile_plan, budget_bytes, best)
+        except BudgetInfeasibleError as error:
+            failed = error
             continue
-        found, verified = compile_with_hints(*fitting, compile_plan)
-        found = mark_confirmed(found, verified)
-        if best is None or (found.replayed_s or 0.0) < (best.replayed_s or 0.0):
-            best, is_promising = found, _expect_less_than(found, verified)
-        if _stall_share(verified) <= _WAITS_LONG:
-            break
-    assert best is not None
-    return best
+        if fitting is not None:
+            found = compile_with_hints(*fitting, compile_plan)
+            best = min(best or found, found, key=lambda each: each[1].timeline.step_s)
+    if best is None:
+        assert failed is not None
+        raise failed
+    return mark_confirmed(*best)
 
 
-def _expect_less_than(best: Plan, verified: Verified) -> Callable[[Plan], bool]:
-    """Whether a plan could be faster than one, if the forecasts of both are off by as much."""
-    compute_s = verified.timeline.step_s - verified.timeline.stall_s
-    scale = compute_s / max(best.forecast.step_s - best.forecast.stall_s, 1e-30)
-    return lambda plan: scale * plan.forecast.step_s < verified.timeline.step_s
+def _is_promising(found: Plan, best: tuple[Plan, Verified] | None) -> bool:
+    """Whether a plan could be faster than the best, if the forecasts of both are off by as much."""
+    if best is None:
+        return True
+    plan, timeline = best[0], best[1].timeline
+    compute_s = timeline.step_s - timeline.stall_s
+    scale = compute_s / max(plan.forecast.step_s - plan.forecast.stall_s, 1e-30)
+    return scale * found.forecast.step_s < _PROMISE * timeline.step_s
 
 
 def _fit(
     search: Callable[[int], Plan],
     compile_plan: Callable[[Plan], Verified],
     budget_bytes: int,
-    is_promising: Callable[[Plan], bool],
+    best: tuple[Plan, Verified] | None,
 ) -> tuple[Plan, Verified] | None:
     """Plans, compiles and compares, until the compiled step is within the budget.
 
-    Gives up, with None, on a plan that is not promising: to compile it takes longer than all
-    the rest.
+    Gives up, with None, on a plan that does not promise to be faster than the best.
     """
     aim, floor, lowest = budget_bytes, None, None
-    for _ in range(ROUNDS):
+    for done in range(1, ROUNDS + 1):
         try:
             found = search(aim)
         except BudgetInfeasibleError as error:
@@ -98,7 +103,7 @@ def _fit(
                 raise
             aim = floor = error.floor_bytes
             found = search(aim)
-        if not is_promising(found):
+        if not _is_promising(found, best):
             return None
         for attempt in _in_turn(found):
             verified = compile_plan(attempt)
@@ -106,6 +111,9 @@ def _fit(
             if needed <= budget_bytes:
                 return _use_room(search, compile_plan, attempt, verified, aim)
             lowest = min(needed, lowest or needed)
+            is_last = done == ROUNDS or floor is not None
+            if needed <= _NEAR * budget_bytes and not is_last:
+                break  # aimed a little lower, it will fit
         if floor is not None:
             break
         assert lowest is not None

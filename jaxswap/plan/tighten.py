@@ -21,9 +21,9 @@ from jaxswap.model.timeline import Ints
 from jaxswap.plan.in_turn import change_in_turn
 from jaxswap.plan.problem import Problem
 
-# What a copy takes more than was forecast, or starts later. A copy that ends late is waited for,
-# one that starts early only needs its memory for longer.
-_MARGIN = 1.3
+# What copies take more than was forecast, or start later. A reload that ends late is waited for,
+# one that starts early only needs its memory for longer; a longer window only gets in the way.
+_WINDOW_MARGIN, _RELOAD_MARGIN = 1.1, 1.3
 _SLOWER = 1 + 1e-3  # what a plan may get slower by all of it
 _MAX_HARMFUL = 40
 
@@ -42,7 +42,7 @@ def tighten(problem: Problem, decisions: Mapping[str, Decision]) -> dict[str, De
     aheads, latest_s = {}, float("inf")
     for k in sorted(moving, key=lambda k: -clocks.op_starts_s[courses[k].needed]):
         end_s = min(clocks.op_starts_s[courses[k].needed], latest_s)
-        latest_s = end_s - courses[k].track.in_s * _MARGIN
+        latest_s = end_s - courses[k].track.in_s * _RELOAD_MARGIN
         aheads[k] = _find_ahead(problem, courses[k], clocks, latest_s)
     now = np.array([[d.window_ops for d in planned], [d.reload_ahead_ops for d in planned]])
     shorter = [((0, k), windows[k]) for k in moving] + [((1, k), aheads[k]) for k in aheads]
@@ -81,7 +81,7 @@ def _find_window(problem: Problem, course: Course, clocks: Clocks) -> int:
     """The turns that pass until the copy to the host is over."""
     scope, producer = problem.timeline.scopes[0], course.track.producer
     made_s = clocks.op_starts_s[producer] + float(problem.timeline.op_s[producer])
-    over_s = made_s + (clocks.out_ends_s[producer] - made_s) * _MARGIN
+    over_s = made_s + (clocks.out_ends_s[producer] - made_s) * _WINDOW_MARGIN
     first = int(scope.turns_before[producer + 1])
     for turn in range(first, len(scope.turn_starts) - 1):
         if clocks.op_starts_s[scope.turn_starts[turn]] >= over_s:
