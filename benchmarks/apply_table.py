@@ -116,11 +116,12 @@ and what the gradients of max-pools start from.""",
 Offload-only plans: the largest candidates first, until the copies in one direction take 60 % of
 the compute time, passing over those for which the forecast has stalls. The batch is halved until
 the plan's forecast is at most 80 % of the device's memory: a step that does not fit XLA compiles to
-wait for every copy. Compiled once without and twice with hints from that first replay, and the
-fastest of the three is taken, as `jaxswap.plan` does. Replayed; asked for is under 5 % and no late
-reload, which is any wait for a reload of more than a microsecond. The scanned GPT on an RTX 4090
-waits where XLA puts copies of one iteration in a row, with no kernels between; the waits of the
-other rows were not looked into.""",
+wait for every copy. Compiled without hints, and with hints from the replay while they help, as
+`jaxswap.plan` does. Replayed; asked for is under 5 % and no late reload, which is any wait for a
+reload of more than a microsecond. The scanned GPT on an RTX 4090 offloads four values that its
+body makes one right after another: XLA keeps two copies in flight, and waits for one to start the
+next. The LSTM waits for the one value that is copied outside its loops: XLA lets no copy run beside
+a loop that has copies of its own.""",
 }
 
 

@@ -106,6 +106,24 @@ def _explain(fn: Callable, name: str | int, path: str, leaf: Any) -> BadArgument
     )
 
 
+def commit_donated(
+    fn: Callable, args: tuple, kwargs: dict, jit_kwargs: Mapping[str, Any]
+) -> tuple[tuple, dict]:
+    """The arguments, with the donated ones committed to the device that they are on.
+
+    What a step with offloads returns is committed, and `jit` compiles anew for it: a state that
+    is committed from the start is compiled for once. Nothing is copied.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    flags = _flag_donated(fn, args, kwargs, jit_kwargs)
+    is_loose = lambda x: isinstance(x, jax.Array) and not isinstance(x, Tracer) and not x.committed
+    committed = [
+        jax.device_put(x, x.sharding) if flag and is_loose(x) else x
+        for flag, x in zip(flags, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, committed)
+
+
 def _flag_donated(
     fn: Callable, args: tuple, kwargs: dict, jit_kwargs: Mapping[str, Any]
 ) -> list[bool]:

@@ -16,7 +16,13 @@ import jax
 from jax.core import Tracer
 
 from jaxswap import _api, _compat
-from jaxswap._arguments import Call, describe_call, explain_bad_argument, trace_call
+from jaxswap._arguments import (
+    Call,
+    commit_donated,
+    describe_call,
+    explain_bad_argument,
+    trace_call,
+)
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError, OutOfMemoryError
 from jaxswap._planning import make_report, plan_call
 from jaxswap._self_check import check_first_run
@@ -205,7 +211,10 @@ class SwappedStep:
         """Jits again with the compiler options that let the plan's copies overlap compute."""
         self._options = plan.compiler_options()
         self._start()
-        return self(*args, **kwargs) if name == "__call__" else self._stage(name, args, kwargs)
+        if name != "__call__":
+            return self._stage(name, args, kwargs)
+        args, kwargs = commit_donated(self._fn, args, kwargs, self._jit_kwargs)
+        return self(*args, **kwargs)
 
     def _explain(self, error: TypeError, args: tuple, kwargs: dict) -> None:
         better = explain_bad_argument(self._fn, args, kwargs, self._jit_kwargs)

@@ -13,6 +13,7 @@ import pytest
 
 import jaxswap
 from jaxswap import _decorator, _shortfall, swap_offload
+from jaxswap._arguments import commit_donated
 from jaxswap._errors import (
     BadArgumentError,
     BudgetInfeasibleError,
@@ -512,6 +513,29 @@ def test_on_a_gpu_a_plan_with_offloads_is_compiled_so_that_copies_overlap(monkey
     assert swapped.lower(W, X).as_text()
     np.testing.assert_array_equal(swapped(W, X), expected)
     assert given == [own, own, OFFLOAD.compiler_options() | own]
+
+
+def test_on_a_gpu_the_second_call_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(_decorator, "_is_on_gpu", lambda: True)
+    swapped = swap_offload(step, plan=OFFLOAD, donate_argnums=0)
+    w = jnp.array(W)
+    assert not w.committed
+    w = swapped(w, X)
+    w = swapped(w, X)
+    assert w.committed
+    assert swapped._jitted._cache_size() == 1
+
+
+def test_only_what_is_donated_is_committed():
+    loose = jnp.ones(2)
+    args, kwargs = commit_donated(
+        lambda a, b, *, c: None, ({"x": loose}, loose), {"c": loose},
+        {"donate_argnums": 0, "donate_argnames": "c"},
+    )  # fmt: skip
+    assert args[0]["x"].committed
+    assert kwargs["c"].committed
+    assert args[1] is loose
+    assert args[0]["x"].unsafe_buffer_pointer() == loose.unsafe_buffer_pointer()
 
 
 def test_inside_an_outer_jit_the_compiler_options_are_the_callers(monkeypatch):
