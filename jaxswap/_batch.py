@@ -105,9 +105,10 @@ class _Search:
         quick = dict(batch.search_sizes(bounds, lambda size: self._plan_quickly(size, samples)))
         if not quick:
             raise self._explain_nothing_fits(min(sizes))
-        first = batch.choose_best({b: b / s for b, s in quick.items()})
+        forecasts = {b: b / seconds for b, seconds in quick.items()}
+        first = batch.choose_best(forecasts)
         tried = self._compile_largest([b for b in sizes if self._is_forecast_to_fit(samples[b])])
-        plans = self._climb(first, list(quick), tried)
+        plans = self._climb(first, {b: b / samples[b].step_s for b in tried} | forecasts, tried)
         if not plans:
             raise self._explain_nothing_fits(min(sizes))
         rates = _find_rates(plans)
@@ -183,11 +184,11 @@ class _Search:
         return tried
 
     def _climb(
-        self, first: int, sizes: list[int], tried: dict[int, Plan | None]
+        self, first: int, forecasts: Mapping[int, float], tried: dict[int, Plan | None]
     ) -> dict[int, Plan]:
         """Compiles the best size by forecast with its neighbours, and goes on uphill from there."""
         best = first
-        while missing := set(batch.find_neighbours([*sizes, *tried], best)) - set(tried):
+        while missing := set(batch.find_neighbours(forecasts, best)) - set(tried):
             tried |= {size: self._compile(size) for size in sorted(missing)}
             rates = _find_rates(tried)
             best = batch.choose_best(rates) if rates else best

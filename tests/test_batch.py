@@ -95,7 +95,7 @@ def test_nothing_above_a_size_that_does_not_fit_is_planned():
 
 
 def test_the_search_gives_up_after_two_sizes_that_are_worse():
-    planned = {1: 0.1, 2: 0.1, 4: 0.3, 8: 0.7, 16: 0.01}
+    planned = {1: 0.1, 2: 0.1, 4: 0.21, 8: 0.44, 16: 0.01}
     found = dict(batch.search_sizes(dict.fromkeys(planned, 1e-3), planned.get))
     assert list(found) == [1, 2, 4, 8]
 
@@ -111,9 +111,16 @@ def test_a_smaller_size_is_not_chosen_if_it_is_slower_than_what_fits_without_a_p
     assert batch.choose_best(rates, 100.0) == 32
 
 
-def test_neighbours_are_the_sizes_before_and_behind():
-    assert batch.find_neighbours([8, 4, 16], 8) == [4, 8, 16]
-    assert batch.find_neighbours([4, 8], 4) == [4, 8]
+def test_neighbours_are_the_sizes_before_and_behind_that_are_not_hopeless():
+    assert batch.find_neighbours({8: 99.0, 4: 98.0, 16: 97.0, 32: 1.0}, 8) == [4, 8, 16]
+    assert batch.find_neighbours({4: 98.0, 8: 99.0}, 4) == [4, 8]
+    assert batch.find_neighbours({4: 98.0, 8: 80.0}, 4) == [4]
+
+
+def test_the_search_stops_at_a_size_that_is_much_worse():
+    planned = {1: 0.1, 2: 0.1, 4: 0.3, 8: 0.01}
+    found = dict(batch.search_sizes(dict.fromkeys(planned, 1e-3), planned.get))
+    assert list(found) == [1, 2, 4]
 
 
 LAYERS, WIDTH = 8, 512

@@ -14,7 +14,7 @@ there is. `find_bound_s` has both, and a size whose bound is no better than what
 has been planned to reach is not planned at all.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxswap.model.device import Device
@@ -25,6 +25,8 @@ MIN_GAIN = 0.01
 # Throughput rises with the batch, and falls once a plan costs more than the batch gains. After
 # so many sizes that were worse than the best, the rest are not tried.
 _PATIENCE = 2
+# Sizes whose forecast is this much slower than the best are given up: it is not off by more.
+_HOPELESS = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,7 @@ def search_sizes(
         yield size, step_s
         worse = 0 if size / step_s >= best else worse + 1
         best = max(best, size / step_s)
-        if worse == _PATIENCE:
+        if worse == _PATIENCE or size / step_s < _HOPELESS * best:
             return
 
 
@@ -176,8 +178,18 @@ def choose_best(throughputs: Mapping[int, float], at_least: float = 0.0) -> int:
     return min((b for b, rate in throughputs.items() if rate >= needed), default=best)
 
 
-def find_neighbours(sizes: Sequence[int], size: int) -> list[int]:
-    """A size with the one before and the one behind it, as far as there are any."""
-    ordered = sorted(set(sizes))
+def find_neighbours(forecasts: Mapping[int, float], size: int) -> list[int]:
+    """A size with the one before and the one behind it, as far as they are not hopeless.
+
+    Args:
+        forecasts: samples per second by size.
+        size: one of them.
+
+    Example:
+        >>> find_neighbours({4: 89.0, 8: 100.0, 16: 99.0, 32: 98.0}, 8)
+        [8, 16]
+    """
+    ordered = sorted(forecasts)
     at = ordered.index(size)
-    return ordered[max(at - 1, 0) : at + 2]
+    near = ordered[max(at - 1, 0) : at + 2]
+    return [b for b in near if forecasts[b] >= _HOPELESS * forecasts[size]]
