@@ -20,8 +20,9 @@ from jaxswap.plan.plan import Plan
 from jaxswap.verify.verify import Verified
 
 ROUNDS = 4
-# Aim this much lower than the last excess: bytes come in whole values.
-_OVERSHOOT = 1.1
+# Aim this much lower than the last excess, and at least by a share of the budget: bytes come in
+# whole values.
+_OVERSHOOT, _LEAST = 1.1, 0.004
 # A share of the budget that is worth another plan if the compiled step leaves it free, how much
 # of it that plan may have, and how much faster it has to be by forecast.
 _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
@@ -117,7 +118,7 @@ def _fit(
         if floor is not None:
             break
         assert lowest is not None
-        aim -= int((lowest - budget_bytes) * _OVERSHOOT)
+        aim -= max(int((lowest - budget_bytes) * _OVERSHOOT), int(_LEAST * budget_bytes))
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
         f"tried needs {format_bytes(lowest or 0)}. Raise `budget` to that.",
@@ -164,7 +165,7 @@ def compile_with_hints(
     """
     best = found
     hints = make_hints(verified.timeline.events)
-    for _ in range(_HINT_ROUNDS if found.compiler_options() else 0):
+    for _ in range(_HINT_ROUNDS if found.has_overlap else 0):
         if _stall_share(verified) <= _WAITS:
             break
         hinted = dataclasses.replace(found, hints=hints)

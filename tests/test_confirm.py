@@ -11,6 +11,7 @@ from jaxswap._confirm import compile_with_hints, confirm_plan
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.hints import lengthen_hints, make_hints
+from jaxswap.apply.limit import find_limit_percent
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan, PlannedValue
@@ -270,7 +271,27 @@ def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():
     assert overlap_options(hints) == options
 
 
-def test_a_plan_without_offloads_asks_for_no_compiler_options():
-    assert make_plan().compiler_options() == {}
+def test_a_plan_asks_for_the_compiler_options_that_it_needs():
+    limited = lambda action: dataclasses.replace(make_plan(action=action), limit_percent=90)
+    limit = {"xla_gpu_memory_limit_slop_factor": 90}
+    assert limited("keep").compiler_options() == {}
+    assert limited("recompute").compiler_options() == limit
+    assert limited("offload").compiler_options() == overlap_options({}) | limit
     assert make_plan(action="recompute").compiler_options() == {}
-    assert make_plan(action="offload").compiler_options() == overlap_options({})
+
+
+@pytest.mark.parametrize(
+    ("budget", "memory", "fixed", "expected"),
+    [
+        (80, 100, 0, 100),  # what XLA takes as there
+        (95, 100, 20, 125),
+        (30, 100, 20, 16),  # rounded down: no more than the budget
+        (100, 100_000, 0, 0),  # less than a percent cannot be said
+        (90, 100, 80, 0),  # nothing is there
+        (50, 100, 60, 0),
+    ],
+)
+def test_the_limit_is_the_budget_in_percent_of_what_xla_takes_as_there(
+    budget, memory, fixed, expected
+):
+    assert find_limit_percent(budget, memory, fixed) == expected

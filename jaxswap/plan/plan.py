@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxswap._units import format_bytes
 from jaxswap.apply.decision import Decision
+from jaxswap.apply.limit import find_limit_percent, limit_options
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast, simulate
 from jaxswap.plan.base import Solution
@@ -64,6 +65,7 @@ class Plan:
         replayed_s: seconds of its replayed schedule, likewise.
         overlaps: whether XLA is told to let copies overlap compute, which takes more memory.
         hints: microseconds of its instructions, for XLA's scheduler (`apply/overlap.py`).
+        limit_percent: of the memory that XLA takes as there, its budget (`apply/limit.py`).
 
     Example:
         >>> plan = Plan(
@@ -94,6 +96,7 @@ class Plan:
     replayed_s: float | None = None
     overlaps: bool = True
     hints: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
+    limit_percent: int = 0
 
     def __post_init__(self) -> None:
         for name in ("decisions", "values", "hints"):
@@ -139,13 +142,20 @@ class Plan:
             offload_dst="pinned_host",
         )
 
-    def compiler_options(self) -> dict[str, Any]:
-        """XLA options that let the plan's copies overlap compute, for `jax.jit` on a GPU.
+    @property
+    def has_overlap(self) -> bool:
+        """Whether it has copies that are to run beside compute."""
+        return self.overlaps and bool(self.names("offload"))
 
-        `swap_offload` passes them by itself. A plan without offloads needs none.
+    def compiler_options(self) -> dict[str, Any]:
+        """XLA options for `jax.jit` on a GPU: its budget, and that copies may overlap compute.
+
+        `swap_offload` passes them by itself. An empty plan needs none.
         """
-        is_asked = self.overlaps and self.names("offload")
-        return overlap_options(self.hints) if is_asked else {}
+        if self.is_empty:
+            return {}
+        overlap = overlap_options(self.hints) if self.has_overlap else {}
+        return overlap | limit_options(self.limit_percent)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a versioned JSON file; the forecast without its curve."""
@@ -216,6 +226,9 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
         seed=seed,
         fingerprint=program.fingerprint,
         always_kept=program.kept_names,
+        limit_percent=find_limit_percent(
+            problem.budget_bytes, problem.device.memory_bytes, program.base_bytes
+        ),
     )
 
 

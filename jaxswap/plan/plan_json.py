@@ -34,7 +34,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "budget_bytes": (int,), "host_budget_bytes": (int, type(None)), "device": (str,),
     "planner": (str,), "seed": (int,), "fingerprint": (str,), "is_confirmed": (bool,),
     "always_kept": (list,), "compiled_bytes": (int, type(None)), "hints": (dict,),
-    "replayed_s": (int, float, type(None)), "overlaps": (bool,),
+    "replayed_s": (int, float, type(None)), "overlaps": (bool,), "limit_percent": (int,),
     "size_bytes": (int,), "label": (str,), "source": (str,), "primitive": (str,),
     "shape": (list,), "dtype": (str,), "trips": (int,), "action": (str,),
     "window_ops": (int,), "reload_ahead_ops": (int,),
