@@ -73,7 +73,7 @@ def test_files_that_are_not_json_are_refused(tmp_path):
 def test_files_of_another_format_are_refused(tmp_path, content):
     path = write(tmp_path, content)
     with raises(
-        f"{path} is not a device description: it does not say so. It has a JSON object with "
+        f"{path} is not a device file: it does not say so. It has a JSON object with "
         '`"format": "jaxswap.device"`.'
     ):
         Device.load(path)
@@ -82,7 +82,7 @@ def test_files_of_another_format_are_refused(tmp_path, content):
 def test_files_of_another_version_are_refused(tmp_path):
     path = write(tmp_path, envelope() | {"version": 2})
     with raises(
-        f"{path} is not a device description: it is of version 2. It has version 1, which this "
+        f"{path} is not a device file: it is of version 2. It has version 1, which this "
         "jaxswap reads."
     ):
         Device.load(path)
@@ -91,7 +91,7 @@ def test_files_of_another_version_are_refused(tmp_path):
 def test_files_with_other_parts_are_refused(tmp_path):
     path = write(tmp_path, envelope() | {"extra": 1})
     with raises(
-        f"{path} is not a device description: it has the parts ['device', 'extra', 'format', "
+        f"{path} is not a device file: it has the parts ['device', 'extra', 'format', "
         "'version']. It has format, version and device."
     ):
         Device.load(path)
@@ -102,7 +102,7 @@ def test_files_with_missing_fields_are_refused(tmp_path):
     del content["device"]["memory_bytes"], content["device"]["to_host"]
     path = write(tmp_path, content)
     with raises(
-        f"{path} is not a device description: it lacks memory_bytes, to_host. It has all of "
+        f"{path} is not a device file: it lacks memory_bytes, to_host. It has all of "
         "description, l2_cache_bytes, launch_overhead_s, memory_bandwidth_bytes_per_s, "
         "memory_bytes, name, peak_flops_per_s, to_device, to_host."
     ):
@@ -112,9 +112,7 @@ def test_files_with_missing_fields_are_refused(tmp_path):
 def test_files_with_unknown_fields_are_refused(tmp_path):
     path = write(tmp_path, envelope(memory_gb=80))
     known = ", ".join(each.name for each in fields(Device))
-    with raises(
-        f"{path} is not a device description: it has unknown memory_gb. It has only {known}."
-    ):
+    with raises(f"{path} is not a device file: it has unknown memory_gb. It has only {known}."):
         Device.load(path)
 
 
@@ -126,13 +124,13 @@ def test_files_with_impossible_fields_are_refused(tmp_path):
         Device.load(path)
     path = write(tmp_path, envelope(to_host={"latency_s": 0.0}))
     with raises(
-        f"{path}, `to_host` is not a device description: it lacks bandwidth_bytes_per_s. It has "
+        f"{path}, `to_host` is not a device file: it lacks bandwidth_bytes_per_s. It has "
         "all of bandwidth_bytes_per_s, latency_s."
     ):
         Device.load(path)
     path = write(tmp_path, envelope(to_host=[1]))
     with raises(
-        f"{path}, `to_host` is not a device description: it is [1]. It has an object with the "
+        f"{path}, `to_host` is not a device file: it is [1]. It has an object with the "
         "fields latency_s, bandwidth_bytes_per_s, both_fraction."
     ):
         Device.load(path)

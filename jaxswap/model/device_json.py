@@ -164,10 +164,10 @@ def read_json(path: str | os.PathLike[str], kind: str, form: str, version: int) 
             f"file that `{kind.capitalize()}.save` wrote."
         ) from error
     if not isinstance(data, dict) or data.get("format") != form:
-        _refuse(f"{path}", "does not say so", f'a JSON object with `"format": "{form}"`')
+        _refuse(f"{path}", "does not say so", f'a JSON object with `"format": "{form}"`', kind)
     if data.get("version") != version:
         found = f"is of version {data.get('version')!r}"
-        _refuse(f"{path}", found, f"version {version}, which this jaxswap reads")
+        _refuse(f"{path}", found, f"version {version}, which this jaxswap reads", kind)
     return data
 
 
@@ -192,5 +192,5 @@ def _construct(cls: type, values: Mapping[str, Any], where: str) -> Any:
         raise BadArgumentError(f"In {where}: {error}") from error
 
 
-def _refuse(where: str, found: str, wanted: str) -> NoReturn:
-    raise BadArgumentError(f"{where} is not a device description: it {found}. It has {wanted}.")
+def _refuse(where: str, found: str, wanted: str, kind: str = "device") -> NoReturn:
+    raise BadArgumentError(f"{where} is not a {kind} file: it {found}. It has {wanted}.")
