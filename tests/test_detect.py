@@ -73,7 +73,6 @@ def test_memory_decides_where_the_kind_does_not_say():
 
 def test_the_memory_jax_may_use_replaces_the_presets():
     found = match_kind("NVIDIA A100-SXM4-80GB", 30 * 10**9)
-    assert found.physical_bytes == devices()["a100-80gb"].memory_bytes > found.memory_bytes
     assert found.name == "a100-80gb"
     assert found.memory_bytes == 30 * 10**9
     assert found.sources["memory_bytes"] == "bytes_limit of JAX's memory_stats()"

@@ -16,19 +16,19 @@ _XLAS_SHARE = 0.8  # of the device
 _MAX_PERCENT = 1000
 
 
-def find_limit_percent(budget_bytes: int, physical_bytes: int, fixed_bytes: int) -> int:
+def find_limit_percent(budget_bytes: int, memory_bytes: int, fixed_bytes: int) -> int:
     """The budget in percent of what XLA takes as there; 0 where that cannot be told it.
 
     Args:
         budget_bytes: what the step may need.
-        physical_bytes: all of the device's memory.
+        memory_bytes: of the device.
         fixed_bytes: arguments + outputs − aliased.
 
     Example:
         >>> find_limit_percent(90, 100, 10)
         114
     """
-    there = _XLAS_SHARE * physical_bytes - fixed_bytes
+    there = _XLAS_SHARE * memory_bytes - fixed_bytes
     percent = int(100 * (budget_bytes - fixed_bytes) / there) if there > 0 else 0
     return percent if 1 <= percent <= _MAX_PERCENT else 0
 

@@ -80,10 +80,7 @@ def match_kind(kind: str, memory_bytes: int | None = None) -> Device:
     if memory_bytes is None:
         return nearest
     sources = dict(nearest.sources) | {"memory_bytes": "bytes_limit of JAX's memory_stats()"}
-    total_bytes = nearest.memory_bytes
-    return replace(
-        nearest, memory_bytes=memory_bytes, total_memory_bytes=total_bytes, sources=sources
-    )
+    return replace(nearest, memory_bytes=memory_bytes, sources=sources)
 
 
 def detect_device() -> Device:

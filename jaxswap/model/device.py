@@ -57,7 +57,6 @@ class Device:
         name: the preset's name, or the file's.
         description: what it is, as its vendor calls it.
         memory_bytes: device memory that a program can have.
-        total_memory_bytes: all of its memory, where JAX offers a part; None for the same.
         peak_flops_per_s: FLOP/s by dtype class: `f32` (required; plain units, no tensor cores),
             `tf32`, `bf16`, `f16`, `f64`, `f8`, `int8`, with f32 accumulation.
         memory_bandwidth_bytes_per_s: device memory, reads and writes together.
@@ -91,7 +90,6 @@ class Device:
     sustained_fraction: float = 1.0
     half_work_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_memory_bytes: int | None = None
-    total_memory_bytes: int | None = None
     compute_capability: Capability | None = None
     sm_count: int | None = None
     clock_rate_ghz: float | None = None
@@ -135,11 +133,6 @@ class Device:
             return self.vector_flops_per_s / 2
         peak = next(c for c in _DOT_PEAKS[kind] if c in self.peak_flops_per_s)
         return self.peak_flops_per_s[peak] * self.sustained_fraction
-
-    @property
-    def physical_bytes(self) -> int:
-        """All of its memory: what XLA goes by."""
-        return self.total_memory_bytes or self.memory_bytes
 
     @property
     def vector_flops_per_s(self) -> float:
@@ -187,7 +180,7 @@ class Device:
             capability=capability,
             sm_count=self.sm_count,
             clock_rate_ghz=self.clock_rate_ghz,
-            memory_bytes=self.physical_bytes,
+            memory_bytes=self.memory_bytes,
             memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s,
             l2_cache_bytes=self.l2_cache_bytes,
         )

@@ -61,7 +61,6 @@ _CHECKS: Mapping[str, _Check] = {
     "name": (lambda v: isinstance(v, str) and v != "", "text that is not empty"),
     "description": _TEXT,
     "memory_bytes": _COUNT,
-    "total_memory_bytes": _COUNT,
     "peak_flops_per_s": (
         lambda v: _is_map(_is_positive, _CLASSES)(v) and "f32" in v,
         f"numbers above zero {_CLASS_WORDS}, f32 among them",
@@ -86,9 +85,7 @@ _CHECKS: Mapping[str, _Check] = {
     "measured": (_is_map(_is_number), "numbers by name"),
     "sources": (_is_map(lambda v: isinstance(v, str)), "texts by field"),
 }
-_MAY_BE_NONE = (
-    "host_memory_bytes", "total_memory_bytes", "compute_capability", "sm_count", "clock_rate_ghz",
-)  # fmt: skip
+_MAY_BE_NONE = ("host_memory_bytes", "compute_capability", "sm_count", "clock_rate_ghz")
 
 
 def check_device(device: Device) -> None:

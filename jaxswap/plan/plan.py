@@ -227,7 +227,7 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
         fingerprint=program.fingerprint,
         always_kept=program.kept_names,
         limit_percent=find_limit_percent(
-            problem.budget_bytes, problem.device.physical_bytes, program.base_bytes
+            problem.budget_bytes, problem.device.memory_bytes, program.base_bytes
         ),
     )
 
