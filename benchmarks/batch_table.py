@@ -117,8 +117,8 @@ def format_table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _read_or_measure(panel: Panel, arguments: argparse.Namespace) -> Row | None:
-    digest = f"{digest_jaxswap()}-{digest_model(MODELS[panel.model][0])}"
+def _read_or_measure(panel: Panel, arguments: argparse.Namespace, sources: str) -> Row | None:
+    digest = f"{sources}-{digest_model(MODELS[panel.model][0])}"
     kind = f"{arguments.planner}-all" if arguments.exhaustive else arguments.planner
     path = FOLDER / f"{panel.model}-{panel.device}-{kind}-{digest}.json"
     if not path.exists() and not arguments.table:
@@ -143,7 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     os.environ["JAXSWAP_CACHE_DIR"] = tempfile.mkdtemp()  # what is timed is a first run
     panels = [Panel(model=m, device=d) for m in arguments.models for d in arguments.devices]
-    rows = [row for panel in panels if (row := _read_or_measure(panel, arguments))]
+    sources = digest_jaxswap()  # those that run, whatever is edited meanwhile
+    rows = [row for panel in panels if (row := _read_or_measure(panel, arguments, sources))]
     table = format_table(rows)
     print(table)
     if arguments.write:

@@ -109,19 +109,31 @@ def _explain(fn: Callable, name: str | int, path: str, leaf: Any) -> BadArgument
 def commit_donated(
     fn: Callable, args: tuple, kwargs: dict, jit_kwargs: Mapping[str, Any]
 ) -> tuple[tuple, dict]:
-    """The arguments, with the donated ones committed to the device that they are on.
+    """The arguments, with the donated arrays committed to the device that they are on.
 
     What a step with offloads returns is committed, and `jit` compiles anew for it: a state that
-    is committed from the start is compiled for once. Nothing is copied.
+    is committed from the start is compiled for once. Nothing is copied, and nothing is done where
+    `jit` might run the step on another device.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    flags = _flag_donated(fn, args, kwargs, jit_kwargs)
-    is_loose = lambda x: isinstance(x, jax.Array) and not isinstance(x, Tracer) and not x.committed
-    committed = [
-        jax.device_put(x, x.sharding) if flag and is_loose(x) else x
-        for flag, x in zip(flags, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(tree, committed)
+    leaves = jax.tree.leaves((args, kwargs))
+    if any(isinstance(x, Tracer) for x in leaves) or getattr(
+        jax.config, "jax_default_device", None
+    ):
+        return args, kwargs
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    used = set().union(*(x.devices() for x in arrays if x.committed))
+
+    def commit(x: Any) -> Any:
+        is_loose = isinstance(x, jax.Array) and not x.committed and used <= x.devices()
+        return jax.device_put(x, x.sharding) if is_loose else x
+
+    donated = _find_arguments(_name_parameters(fn), len(args), jit_kwargs, "donate")
+    # What is static stays the object that it is.
+    commit_all = lambda key, each: jax.tree.map(commit, each) if key in donated else each
+    return (
+        tuple(commit_all(k, each) for k, each in enumerate(args)),
+        {k: commit_all(k, each) for k, each in kwargs.items()},
+    )
 
 
 def _flag_donated(

@@ -7,7 +7,7 @@ the best of them and its neighbours are planned as asked for, compiled, and comp
 and so on from the best of these.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -97,6 +97,7 @@ class _Search:
     def __post_init__(self):
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
+        self.plans: dict[int, Plan | None] = {}  # confirmed; None if no plan fits
 
     def run(self, asked: list[int] | None) -> BatchChoice:
         sizes = self._look_around(asked)
@@ -107,18 +108,19 @@ class _Search:
             raise self._explain_nothing_fits(min(sizes))
         forecasts = {b: b / seconds for b, seconds in quick.items()}
         first = batch.choose_best(forecasts)
-        tried = self._compile_largest([b for b in sizes if self._is_forecast_to_fit(samples[b])])
-        plans = self._climb(first, {b: b / samples[b].step_s for b in tried} | forecasts, tried)
-        if not plans:
+        self._compile_largest([b for b in sizes if self._is_forecast_to_fit(samples[b])])
+        forecasts |= {b: b / samples[b].step_s for b in self.plans if b not in forecasts}
+        known = {size: self._find_rate(size) for size in self.plans}
+        rates = batch.climb(first, forecasts, known, self._find_rate)
+        if not rates:
             raise self._explain_nothing_fits(min(sizes))
-        rates = _find_rates(plans)
-        unplanned = max((b for b, plan in plans.items() if plan.is_empty), default=None)
-        best = batch.choose_best(rates, rates[unplanned] if unplanned else 0.0)
+        unplanned = [b for b in rates if self._plan(b).is_empty]
+        best = batch.choose_best(rates, rates[max(unplanned)] if unplanned else 0.0)
         samples = batch.predict_samples(self.samples, sizes)  # more is known than before
-        rows = [self._row(b, samples, quick, plans) for b in sorted(sizes)]
+        rows = [self._row(b, samples, quick) for b in sorted(sizes)]
         return BatchChoice(
             batch_size=best,
-            plan=plans[best],
+            plan=self._plan(best),
             min_swap_bytes=batch.find_min_swap_bytes(samples[best], self.budget_bytes),
             table=tuple(rows),
             reason=give_reason(best, rows),
@@ -174,28 +176,28 @@ class _Search:
     def _is_forecast_to_fit(self, sample: batch.Sample) -> bool:
         return sample.peak_bytes <= self.budget_bytes
 
-    def _compile_largest(self, fitting: list[int]) -> dict[int, Plan | None]:
+    def _compile_largest(self, fitting: list[int]) -> None:
         """Compiles the largest size that fits as it is written: what there is without a plan."""
-        tried = {}
         for size in sorted(fitting, reverse=True):
-            tried[size] = self._compile(size)
-            if tried[size] and tried[size].is_empty:
-                break
-        return tried
+            if self._find_rate(size) is not None and self._plan(size).is_empty:
+                return
 
-    def _climb(
-        self, first: int, forecasts: Mapping[int, float], tried: dict[int, Plan | None]
-    ) -> dict[int, Plan]:
-        """Compiles the best size by forecast with its neighbours, and goes on uphill from there."""
-        best = first
-        while missing := set(batch.find_neighbours(forecasts, best)) - set(tried):
-            tried |= {size: self._compile(size) for size in sorted(missing)}
-            rates = _find_rates(tried)
-            best = batch.choose_best(rates) if rates else best
-        return {size: plan for size, plan in tried.items() if plan is not None}
+    def _find_rate(self, size: int) -> float | None:
+        """Samples per second of a size, planned, compiled and replayed; None if no plan fits."""
+        if size not in self.plans:
+            self.plans[size] = self._compile(size)
+        plan = self.plans[size]
+        if plan is None:
+            return None
+        assert plan.replayed_s is not None
+        return size / plan.replayed_s
+
+    def _plan(self, size: int) -> Plan:
+        plan = self.plans[size]
+        assert plan is not None
+        return plan
 
     def _compile(self, size: int) -> Plan | None:
-        """A confirmed plan; None if no plan fits."""
         self.report(0, 1, f"planning and compiling batch {size}")
         try:
             return make_confirmed_plan(
@@ -207,14 +209,11 @@ class _Search:
             return None
 
     def _row(
-        self,
-        size: int,
-        samples: dict[int, batch.Sample],
-        quick: dict[int, float],
-        plans: dict[int, Plan],
+        self, size: int, samples: dict[int, batch.Sample], quick: dict[int, float]
     ) -> BatchRow:
-        sample, plan = samples[size], plans.get(size)
-        fits = self._is_forecast_to_fit(sample) if plan is None else plan.is_empty
+        sample, plan = samples[size], self.plans.get(size)
+        is_forecast = size not in self.plans and self._is_forecast_to_fit(sample)
+        fits = is_forecast if plan is None else plan.is_empty
         known_s = None if plan is None or plan.is_empty else plan.forecast.step_s
         planned_s = known_s or (None if fits else quick.get(size))
         accumulated_s = batch.find_accumulated_s(samples, size, self.budget_bytes)
@@ -239,11 +238,6 @@ class _Search:
             f"{format_bytes(needs)} as it is written. Raise `budget`, or use a smaller model.",
             floor_bytes=needs,
         )
-
-
-def _find_rates(plans: Mapping[int, Plan | None]) -> dict[int, float]:
-    """Samples per second of the compiled steps."""
-    return {size: size / (plan.replayed_s or 1.0) for size, plan in plans.items() if plan}
 
 
 def _check_sizes(batch_sizes: Sequence[int] | None) -> list[int] | None:

@@ -57,13 +57,13 @@ def confirm_plan(
     best: tuple[Plan, Verified] | None = None
     failed: BudgetInfeasibleError | None = None
     for slowness in _SLOWNESS:
-        if slowness == math.inf and (best is None or _stall_share(best[1]) <= _WAITS_LONG):
+        if slowness == math.inf and best and _stall_share(best[1]) <= _WAITS_LONG:
             break
         search_at = lambda aim, at=slowness: search(aim, at)
         try:
             fitting = _fit(search_at, compile_plan, budget_bytes, best)
         except BudgetInfeasibleError as error:
-            failed = error
+            failed = min(failed or error, error, key=lambda each: each.floor_bytes or math.inf)
             continue
         if fitting is not None:
             found = compile_with_hints(*fitting, compile_plan)
@@ -100,10 +100,13 @@ def _fit(
             found = search(aim)
         except BudgetInfeasibleError as error:
             # What was aimed at is too low, but the floor itself has not been tried yet.
-            if lowest is None or floor is not None or error.floor_bytes is None:
+            if lowest is None or error.floor_bytes is None:
                 raise
             aim = floor = error.floor_bytes
-            found = search(aim)
+            try:
+                found = search(aim)
+            except BudgetInfeasibleError:  # the floor is another planner's
+                break
         if not _is_promising(found, best):
             return None
         for attempt in _in_turn(found):
@@ -137,9 +140,13 @@ def _use_room(
     room = found.budget_bytes - verified.device_bytes
     if room < _ROOM * found.budget_bytes:
         return found, verified
-    larger = search(aim + int(_USED * room))
+    try:
+        larger = search(aim + int(_USED * room))
+    except BudgetInfeasibleError:  # searches with a time limit may end with less
+        return found, verified
     if larger.forecast.step_s > _FASTER * found.forecast.step_s:
         return found, verified
+    larger = dataclasses.replace(larger, overlaps=found.overlaps)
     again = compile_plan(larger)
     is_faster = again.timeline.step_s < verified.timeline.step_s
     fits = again.device_bytes <= found.budget_bytes
@@ -174,7 +181,8 @@ def compile_with_hints(
         if not is_better or again.device_bytes > found.budget_bytes:
             break
         best, verified = hinted, again
-        hints = lengthen_hints(hints, again.timeline.waits)
+        moving = [wait for wait in again.timeline.waits if not wait.is_blocking]
+        hints = lengthen_hints(hints, moving)
     return best, verified
 
 

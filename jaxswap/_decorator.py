@@ -122,7 +122,7 @@ class SwappedStep:
         self._plans: dict[Any, Plan | None] = {}
         self._budgets: dict[Any, int] = {}  # lowered, after running out of memory
         self._checked: set[Any] = set()
-        self._options: dict[str, Any] = {}  # of the first plan that asks for any
+        self._options: dict[str, Any] = {}  # each as the first plan has it that asks for it
         self._start()
 
     def _start(self) -> None:
@@ -196,6 +196,7 @@ class SwappedStep:
         self._plans.clear()
         self._budgets.clear()
         self._checked.clear()
+        self._options = {}
         self._start()
 
     def _stage(self, name: str, args: tuple, kwargs: dict) -> Any:
@@ -208,12 +209,13 @@ class SwappedStep:
             raise
 
     def _restart(self, plan: Plan, name: str, args: tuple, kwargs: dict) -> Any:
-        """Jits again with the compiler options that let the plan's copies overlap compute."""
-        self._options = plan.compiler_options()
+        """Jits again with the compiler options that a plan asks for."""
+        self._options = plan.compiler_options() | self._options
         self._start()
         if name != "__call__":
             return self._stage(name, args, kwargs)
-        args, kwargs = commit_donated(self._fn, args, kwargs, self._jit_kwargs)
+        if plan.names("offload"):
+            args, kwargs = commit_donated(self._fn, args, kwargs, self._jit_kwargs)
         return self(*args, **kwargs)
 
     def _explain(self, error: TypeError, args: tuple, kwargs: dict) -> None:
@@ -259,7 +261,8 @@ class SwappedStep:
                 self._fn, call, self._settings, self._device, self._budgets.get(call.key)
             )
         plan = self._plans[call.key]
-        if plan is not None and _is_on_gpu() and not self._options and plan.compiler_options():
+        asked = plan.compiler_options() if plan is not None and _is_on_gpu() else {}
+        if plan is not None and not asked.keys() <= self._options.keys():
             raise _OptionsNeededError(plan)
         step = self._fn if plan is None else _api.apply(self._fn, plan)
         return step(*args, **kwargs)
@@ -283,9 +286,15 @@ class SwappedStep:
         )  # fmt: skip
         self._budgets[call.key] = budget_bytes
         del self._plans[call.key]
+        self._options = {}
         self._start()
         try:
-            return self._run(*args, **kwargs)
+            try:
+                return self._run(*args, **kwargs)
+            except _OptionsNeededError as need:
+                self._options = need.plan.compiler_options()
+                self._start()
+                return self._run(*args, **kwargs)
         except BudgetInfeasibleError as below:
             less = f"no plan needs {format_bytes(shortfall)} less"
             raise self._fail(plan, call, less) from below

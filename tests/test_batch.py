@@ -123,6 +123,37 @@ def test_the_search_stops_at_a_size_that_is_much_worse():
     assert list(found) == [1, 2, 4]
 
 
+@hp.given(
+    hps.lists(hps.floats(90.0, 100.0), min_size=1, max_size=9, unique=True),
+    hps.integers(0, 8),
+    hps.integers(0, 8),
+)
+def test_climbing_ends_at_the_top_wherever_it_starts(rates, peak, start):
+    rates = sorted(rates[:peak]) + sorted(rates[peak:], reverse=True)
+    found = {2**k: rate for k, rate in enumerate(rates)}
+    first = 2 ** min(start, len(rates) - 1)
+    assert max(batch.climb(first, found, {}, found.get).values()) == max(rates)
+
+
+def test_climbing_goes_down_while_nothing_fits():
+    asked = []
+
+    def try_size(size):
+        asked.append(size)
+        return 1.0 if size <= 2 else None
+
+    assert batch.climb(16, dict.fromkeys((1, 2, 4, 8, 16), 100.0), {}, try_size) == {2: 1.0, 1: 1.0}
+    assert asked == [8, 16, 2, 4, 1]
+    assert batch.climb(2, {1: 9.0, 2: 9.0}, {}, lambda size: None) == {}
+
+
+def test_what_is_known_is_not_tried_again():
+    known = {8: 10.0, 16: None}
+    assert batch.climb(8, {8: 10.0, 16: 10.0}, known, lambda size: pytest.fail(f"{size}")) == {
+        8: 10.0
+    }
+
+
 LAYERS, WIDTH = 8, 512
 WEIGHTS = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
 

@@ -11,7 +11,7 @@ from jaxswap._confirm import compile_with_hints, confirm_plan
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.hints import lengthen_hints, make_hints
-from jaxswap.apply.limit import find_limit_percent
+from jaxswap.apply.limit import limit_options
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan, PlannedValue
@@ -22,6 +22,7 @@ class Event:
     name: str
     stream: str
     duration_s: float
+    is_blocking: bool = False
 
 
 @dataclass
@@ -123,6 +124,39 @@ def test_a_plan_that_trusts_the_link_can_fit_where_a_careful_one_does_not():
     search = lambda aim, slowness: dataclasses.replace(make_plan(), seed=int(slowness))
     found = confirm_plan(search, lambda plan: Compiled(99 if plan.seed == 1 else 150), 100)
     assert found.seed == 1
+
+
+def test_where_only_a_plan_without_copies_fits_it_is_found():
+    search = lambda aim, slowness: dataclasses.replace(make_plan(), seed=int(slowness == math.inf))
+    found = confirm_plan(search, lambda plan: Compiled(99 if plan.seed else 150), 100)
+    assert found.seed == 1
+
+
+def test_the_error_tells_of_the_lowest_of_all():
+    search = lambda aim, slowness: dataclasses.replace(make_plan(), seed=int(min(slowness, 9)))
+    sizes = {3: 105, 1: 150, 9: 120}
+    with pytest.raises(BudgetInfeasibleError, match="needs 105 B") as caught:
+        confirm_plan(search, lambda plan: Compiled(sizes[plan.seed]), 100)
+    assert caught.value.floor_bytes == 105
+
+
+def test_a_plan_that_fits_is_not_lost_if_a_larger_one_is_not_found():
+    def search(aim, slowness):
+        if aim > 100:
+            raise BudgetInfeasibleError("no time", floor_bytes=1)
+        return make_plan()
+
+    assert confirm_plan(search, lambda plan: Compiled(80), 100).compiled_bytes == 80
+
+
+def test_a_floor_that_the_planner_cannot_reach_is_an_error_of_the_budget_asked_for():
+    def search(aim, slowness):
+        if aim < 100:
+            raise BudgetInfeasibleError(f"No plan fits {aim}", floor_bytes=60)
+        return make_plan()
+
+    with pytest.raises(BudgetInfeasibleError, match="`budget=100 B` once compiled"):
+        confirm_plan(search, lambda plan: Compiled(120), 100)
 
 
 def test_a_budget_that_is_infeasible_from_the_start_stays_so():
@@ -272,26 +306,31 @@ def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():
 
 
 def test_a_plan_asks_for_the_compiler_options_that_it_needs():
-    limited = lambda action: dataclasses.replace(make_plan(action=action), limit_percent=90)
-    limit = {"xla_gpu_memory_limit_slop_factor": 90}
-    assert limited("keep").compiler_options() == {}
-    assert limited("recompute").compiler_options() == limit
-    assert limited("offload").compiler_options() == overlap_options({}) | limit
+    sized = lambda action: dataclasses.replace(
+        make_plan(action=action), memory_bytes=200, fixed_bytes=20
+    )
+    limit = lambda percent: {"xla_gpu_memory_limit_slop_factor": percent}
+    assert sized("keep").compiler_options() == {}
+    assert sized("recompute").compiler_options() == limit(44)  # 80 of 180
+    assert sized("recompute").compiler_options(is_offline=True) == limit(57)  # 80 of 140
+    assert sized("offload").compiler_options() == overlap_options({}) | limit(44)
     assert make_plan(action="recompute").compiler_options() == {}
 
 
 @pytest.mark.parametrize(
     ("budget", "memory", "fixed", "expected"),
     [
-        (80, 100, 0, 100),  # what XLA takes as there
+        (80, 100, 0, 100),
         (95, 100, 20, 125),
         (30, 100, 20, 16),  # rounded down: no more than the budget
-        (100, 100_000, 0, 0),  # less than a percent cannot be said
-        (90, 100, 80, 0),  # nothing is there
-        (50, 100, 60, 0),
+        (10**6, 100, 0, 1000),
+        (100, 100_000, 0, None),  # less than a percent cannot be said
+        (90, 100, 80, None),  # nothing is there
+        (50, 100, 60, None),
     ],
 )
 def test_the_limit_is_the_budget_in_percent_of_what_xla_takes_as_there(
     budget, memory, fixed, expected
 ):
-    assert find_limit_percent(budget, memory, fixed) == expected
+    found = limit_options(budget, memory, fixed, is_offline=True)
+    assert found.get("xla_gpu_memory_limit_slop_factor") == expected

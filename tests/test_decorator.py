@@ -332,6 +332,19 @@ def test_running_out_of_memory_once_plans_again_with_what_was_missing(monkeypatc
     assert len(seen) == 2
 
 
+def test_the_second_plan_gets_its_compiler_options(monkeypatch):
+    empty = dataclasses.replace(
+        OFFLOAD, decisions=dict.fromkeys(OFFLOAD.decisions, Decision(action="keep"))
+    )
+    plans = iter([empty, OFFLOAD])
+    monkeypatch.setattr(_decorator, "plan_call", lambda *args: next(plans))
+    monkeypatch.setattr(_decorator, "_is_on_gpu", lambda: True)
+    monkeypatch.setattr(_decorator, "_jit", Exhausting([exhausted(300)]))
+    swapped = swap_offload(step, device="t4")
+    np.testing.assert_array_equal(swapped(W, X), jax.jit(step)(W, X))
+    assert swapped._options == OFFLOAD.compiler_options()
+
+
 def test_running_out_of_memory_twice_is_an_error_with_the_plan(monkeypatch):
     seen = budgets_seen(monkeypatch)
     monkeypatch.setattr(_decorator, "_jit", Exhausting([exhausted(300), exhausted(200)]))
@@ -536,6 +549,42 @@ def test_only_what_is_donated_is_committed():
     assert kwargs["c"].committed
     assert args[1] is loose
     assert args[0]["x"].unsafe_buffer_pointer() == loose.unsafe_buffer_pointer()
+
+
+def test_nothing_is_committed_where_jit_might_run_elsewhere():
+    loose = jnp.ones(2)
+    commit = lambda: commit_donated(lambda a: None, (loose,), {}, {"donate_argnums": 0})[0][0]
+    with jax.default_device(jax.devices()[0]):
+        assert commit() is loose
+    assert commit().committed
+    traced = []
+    jax.jit(lambda x: traced.append(commit_donated(
+        lambda a, b: None, (loose, x), {}, {"donate_argnums": 0})))(loose)  # fmt: skip
+    assert traced[0][0][0] is loose
+
+
+def test_a_static_argument_stays_the_object_that_it_is():
+    static = {"a": 1}
+    args, _ = commit_donated(lambda s, w: None, (static, jnp.ones(2)), {}, {"donate_argnums": 1})
+    assert args[0] is static
+
+
+def test_a_later_plan_gets_the_compiler_options_that_the_first_did_without(monkeypatch):
+    monkeypatch.setattr(_decorator, "_is_on_gpu", lambda: True)
+    sized = dataclasses.replace(
+        OFFLOAD, budget_bytes=90, memory_bytes=100, decisions={
+            name: Decision(action="recompute") for name in OFFLOAD.decisions
+        },
+    )  # fmt: skip
+    plans = iter([sized, dataclasses.replace(OFFLOAD, budget_bytes=80, memory_bytes=100)])
+    monkeypatch.setattr(_decorator, "plan_call", lambda *args: next(plans))
+    swapped = swap_offload(step)
+    swapped.lower(W, X)
+    assert swapped._options.keys() == sized.compiler_options().keys()
+    swapped.lower(W, X[:256])
+    assert swapped._options == OFFLOAD.compiler_options() | sized.compiler_options()
+    swapped.clear_cache()
+    assert swapped._options == {}
 
 
 def test_inside_an_outer_jit_the_compiler_options_are_the_callers(monkeypatch):

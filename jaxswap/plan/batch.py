@@ -193,3 +193,38 @@ def find_neighbours(forecasts: Mapping[int, float], size: int) -> list[int]:
     at = ordered.index(size)
     near = ordered[max(at - 1, 0) : at + 2]
     return [b for b in near if forecasts[b] >= _HOPELESS * forecasts[size]]
+
+
+def climb(
+    first: int,
+    forecasts: Mapping[int, float],
+    known: Mapping[int, float | None],
+    try_size: Callable[[int], float | None],
+) -> dict[int, float]:
+    """Tries a size and its neighbours, and goes on from the best of all until that is the top.
+
+    Args:
+        first: where to start: the best size by forecast.
+        forecasts: samples per second by size.
+        known: what was tried before: samples per second, or None for what does not fit.
+        try_size: tries a size, likewise. While none fits, smaller ones are tried.
+
+    Returns:
+        Samples per second of all sizes that were tried and fit.
+
+    Example:
+        >>> climb(8, {8: 99.0, 16: 100.0, 32: 98.0}, {}, lambda size: float(size))
+        {8: 8.0, 16: 16.0, 32: 32.0}
+    """
+    tried, rates = dict(known), {}
+    best: int | None = first
+    while best is not None:
+        missing = [b for b in find_neighbours(forecasts, best) if b not in tried]
+        tried |= {size: try_size(size) for size in missing}
+        rates = {size: rate for size, rate in tried.items() if rate is not None}
+        if rates:
+            top = max(rates, key=rates.__getitem__)
+            best = None if top == best else top
+        else:
+            best = max((b for b in forecasts if b < best and b not in tried), default=None)
+    return rates

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxswap._units import format_bytes
 from jaxswap.apply.decision import Decision
-from jaxswap.apply.limit import find_limit_percent, limit_options
+from jaxswap.apply.limit import limit_options
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast, simulate
 from jaxswap.plan.base import Solution
@@ -65,7 +65,8 @@ class Plan:
         replayed_s: seconds of its replayed schedule, likewise.
         overlaps: whether XLA is told to let copies overlap compute, which takes more memory.
         hints: microseconds of its instructions, for XLA's scheduler (`apply/overlap.py`).
-        limit_percent: of the memory that XLA takes as there, its budget (`apply/limit.py`).
+        memory_bytes: of the device; 0 if not known.
+        fixed_bytes: those of arguments and outputs.
 
     Example:
         >>> plan = Plan(
@@ -96,7 +97,8 @@ class Plan:
     replayed_s: float | None = None
     overlaps: bool = True
     hints: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
-    limit_percent: int = 0
+    memory_bytes: int = 0
+    fixed_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("decisions", "values", "hints"):
@@ -147,15 +149,19 @@ class Plan:
         """Whether it has copies that are to run beside compute."""
         return self.overlaps and bool(self.names("offload"))
 
-    def compiler_options(self) -> dict[str, Any]:
+    def compiler_options(self, *, is_offline: bool = False) -> dict[str, Any]:
         """XLA options for `jax.jit` on a GPU: its budget, and that copies may overlap compute.
 
         `swap_offload` passes them by itself. An empty plan needs none.
+
+        Args:
+            is_offline: for a compiler whose GPU is not there.
         """
         if self.is_empty:
             return {}
         overlap = overlap_options(self.hints) if self.has_overlap else {}
-        return overlap | limit_options(self.limit_percent)
+        sizes = (self.budget_bytes, self.memory_bytes, self.fixed_bytes)
+        return overlap | limit_options(*sizes, is_offline=is_offline)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a versioned JSON file; the forecast without its curve."""
@@ -226,9 +232,8 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
         seed=seed,
         fingerprint=program.fingerprint,
         always_kept=program.kept_names,
-        limit_percent=find_limit_percent(
-            problem.budget_bytes, problem.device.memory_bytes, program.base_bytes
-        ),
+        memory_bytes=problem.device.memory_bytes,
+        fixed_bytes=program.base_bytes,
     )
 
 

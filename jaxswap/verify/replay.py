@@ -52,6 +52,7 @@ class Wait:
     name: str
     stream: Stream
     duration_s: float
+    is_blocking: bool = False  # nothing could run beside it, whenever it started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,10 +177,10 @@ class _Player:
             return
         if direction := _direction(instruction, computation):
             size_bytes = _moved_bytes(instruction, self.module, direction)
-            self._wait(self._copy(instruction, direction, size_bytes))
+            self._wait(self._copy(instruction, direction, size_bytes), is_blocking=True)
             return
         if instruction.opcode.startswith(_COLLECTIVES):
-            self._wait(self._collect(instruction))
+            self._wait(self._collect(instruction), is_blocking=True)
             return
         cost = self.costs.of(instruction, computation)
         duration_s = kernel_s(self.device, cost, self.efficiency)
@@ -223,13 +224,16 @@ class _Player:
         duration_s += self.device.launch_overhead_s
         return self._record(instruction, "collective", start_s, duration_s, size_bytes)
 
-    def _wait(self, event: Event) -> None:
+    def _wait(self, event: Event, *, is_blocking: bool = False) -> None:
         free_s = self.clock.free_s
         stall_s = event.end_s - free_s["compute"]
         if stall_s > 0:
             free_s["compute"] += stall_s
             self.clock.sums["stall_s"] += stall_s
-            self.waits.append(Wait(name=event.name, stream=event.stream, duration_s=stall_s))
+            waited = Wait(
+                name=event.name, stream=event.stream, duration_s=stall_s, is_blocking=is_blocking
+            )
+            self.waits.append(waited)
 
     def _record(
         self, instruction: Instruction, stream: Stream, start_s: float, duration_s: float,
