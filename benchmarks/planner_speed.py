@@ -34,12 +34,14 @@ Row = dict[str, Any]
 
 _HEADER = f"""# Costs, as a step gets deeper
 
-Made by `python -m benchmarks.planner_speed --depths 6,12,24,48,96 --compile --write`: GPT-2-small
-with more or fewer layers, unrolled, batch 16, planned for half its bytes on an {DEVICE}. Tracing
-and planning are processor seconds, with JAX's own tracing in the first; *compiled* is wall
-seconds of XLA:GPU for the step as it is written, once; a confirmed plan needs from one to about
-ten of these. *From the cache* is wall seconds of `jaxswap.plan` the second time, and of it JAX's
-own tracing and hashing of the step. Memory is the most that the process had before it compiled.
+Made by
+`python -m benchmarks.planner_speed --depths 6,12,24,48,96 --planners greedy,genetic --compile --write`,
+beside other work on two cores: GPT-2-small with more or fewer layers, unrolled, batch 16, planned
+for half its bytes on an {DEVICE}. Tracing and planning are processor seconds, with JAX's own
+tracing in the first; *compiled* is wall seconds of XLA:GPU for the step as it is written, once; a
+confirmed plan needs several of these. *From the cache* is wall seconds of `jaxswap.plan` the second
+time, and of it JAX's own tracing and hashing of the step. Memory is the most that the process had
+before it compiled.
 """
 
 
