@@ -35,11 +35,12 @@ Row = dict[str, Any]
 _HEADER = f"""# Costs, as a step gets deeper
 
 Made by `python -m benchmarks.planner_speed --compile --write`, beside other work on two cores:
-GPT-2-small with more or fewer layers, unrolled, batch 16, planned for half its bytes on an {DEVICE}. Tracing and planning are processor seconds, with JAX's own
-tracing in the first; *compiled* is wall seconds of XLA:GPU for the step as it is written, once; a
-confirmed plan needs several of these. *From the cache* is wall seconds of `jaxswap.plan` the second
-time, and of it JAX's own tracing and hashing of the step. Memory is the most that the process had
-before it compiled.
+GPT-2-small with more or fewer layers, unrolled, batch 16, planned for half its bytes on an
+{DEVICE}. Tracing and planning are processor seconds, with JAX's own tracing in the first;
+*compiled* is wall seconds of XLA:GPU for the step as it is written, once; a confirmed plan needs
+several of these. *From the cache* is wall seconds of `jaxswap.plan` the second time, and of it
+JAX's own tracing and hashing of the step. Memory is the most that the process had before it
+compiled.
 """
 
 
