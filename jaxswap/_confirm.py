@@ -94,13 +94,13 @@ def _fit(
 
     Gives up, with None, on a plan that does not promise to be faster than the best.
     """
-    aim, floor, lowest = budget_bytes, None, None
+    aim, floor, needs = budget_bytes, None, []
     for done in range(1, ROUNDS + 1):
         try:
             found = search(aim)
         except BudgetInfeasibleError as error:
             # What was aimed at is too low, but the floor itself has not been tried yet.
-            if lowest is None or error.floor_bytes is None:
+            if not needs or error.floor_bytes is None:
                 raise
             aim = floor = error.floor_bytes
             try:
@@ -109,23 +109,23 @@ def _fit(
                 break
         if not _is_promising(found, best):
             return None
+        needed = math.inf
         for attempt in _in_turn(found):
             verified = compile_plan(attempt)
-            needed = verified.device_bytes
-            if needed <= budget_bytes:
+            if verified.device_bytes <= budget_bytes:
                 return _use_room(search, compile_plan, attempt, verified, aim)
-            lowest = min(needed, lowest or needed)
+            needs.append(verified.device_bytes)
+            needed = min(needed, verified.device_bytes)
             is_last = done == ROUNDS or floor is not None
             if needed <= _NEAR * budget_bytes and not is_last:
                 break  # aimed a little lower, it will fit
         if floor is not None:
             break
-        assert lowest is not None
-        aim -= max(int((lowest - budget_bytes) * _OVERSHOOT), int(_LEAST * budget_bytes))
+        aim -= max(int((needed - budget_bytes) * _OVERSHOOT), int(_LEAST * budget_bytes))
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
-        f"tried needs {format_bytes(lowest or 0)}. Raise `budget` to that.",
-        floor_bytes=lowest,
+        f"tried needs {format_bytes(min(needs))}. Raise `budget` to that.",
+        floor_bytes=min(needs),
     )
 
 
