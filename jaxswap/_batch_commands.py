@@ -18,7 +18,7 @@ _EXAMPLE = """\
   Batch 8: 24.2 samples/s as it is written; no larger batch gains more than 1% for what it
   would have to offload or recompute.
    batch    unplanned  fits  as written  ...   planned  replayed   samples/s
-       4     2.85 GiB   yes        27.9              –         –
+       4     2.85 GiB   yes        27.9              –      23.5
   →    8     4.72 GiB   yes        28.8              –      24.2
       16     8.48 GiB   yes        29.2              –      23.9
       32    15.97 GiB    no        29.5           28.4      21.3"""
