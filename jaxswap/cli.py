@@ -149,17 +149,15 @@ def _run_verify(arguments: argparse.Namespace) -> int:
     start_on_cpu_without_gpu()
     from jaxswap._api import apply
     from jaxswap._load import load_target, parse_settings
-    from jaxswap.model.presets import find_device
-    from jaxswap.verify.verify import is_attached, verify
+    from jaxswap.verify.verify import verify
 
-    is_offline = arguments.device is not None and not is_attached(find_device(arguments.device))
     with progress_bar(f"tracing {arguments.target}", is_quiet=arguments.json) as show:
         target = load_target(arguments.target, parse_settings(arguments.set))
         show(0, 0, f"compiling {arguments.target} for {arguments.device or 'the attached GPU'}")
         found = verify(
             apply(target.step, plan) if plan else target.step, *target.args,
             device=arguments.device, donate_argnums=target.donate_argnums,
-            options=plan.compiler_options(is_offline=is_offline) if plan else None,
+            options=plan.compiler_options() if plan else None,
         )  # fmt: skip
     if arguments.hlo:
         write_whole(arguments.hlo, found.hlo_text)

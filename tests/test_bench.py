@@ -60,9 +60,9 @@ def test_half_precision_is_the_one_of_the_gpu():
 
 
 def test_xla_limits_itself_to_the_budget():
-    # XLA's own rule, spelled out: temporaries get 95 % of what is left of 80 % of the device.
+    # XLA's own rule, spelled out: temporaries get 95 % of what is left of the device.
     memory_bytes = device_for_xla(10_000_000, base_bytes=2_000_000)
-    assert 2_000_000 + 0.95 * (0.80 * memory_bytes - 2_000_000) == pytest.approx(10_000_000)
+    assert 2_000_000 + 0.95 * (memory_bytes - 2_000_000) == pytest.approx(10_000_000)
 
 
 def test_contenders_are_chosen_by_name_and_kind():

@@ -312,7 +312,6 @@ def test_a_plan_asks_for_the_compiler_options_that_it_needs():
     limit = lambda percent: {"xla_gpu_memory_limit_slop_factor": percent}
     assert sized("keep").compiler_options() == {}
     assert sized("recompute").compiler_options() == limit(44)  # 80 of 180
-    assert sized("recompute").compiler_options(is_offline=True) == limit(57)  # 80 of 140
     assert sized("offload").compiler_options() == overlap_options({}) | limit(44)
     assert make_plan(action="recompute").compiler_options() == {}
 
@@ -320,17 +319,16 @@ def test_a_plan_asks_for_the_compiler_options_that_it_needs():
 @pytest.mark.parametrize(
     ("budget", "memory", "fixed", "expected"),
     [
-        (80, 100, 0, 100),
-        (95, 100, 20, 125),
-        (30, 100, 20, 16),  # rounded down: no more than the budget
+        (100, 100, 0, 100),
+        (95, 100, 20, 93),  # rounded down: no more than the budget
         (10**6, 100, 0, 1000),
         (100, 100_000, 0, None),  # less than a percent cannot be said
-        (90, 100, 80, None),  # nothing is there
+        (90, 100, 100, None),  # nothing is there
         (50, 100, 60, None),
     ],
 )
 def test_the_limit_is_the_budget_in_percent_of_what_xla_takes_as_there(
     budget, memory, fixed, expected
 ):
-    found = limit_options(budget, memory, fixed, is_offline=True)
+    found = limit_options(budget, memory, fixed)
     assert found.get("xla_gpu_memory_limit_slop_factor") == expected

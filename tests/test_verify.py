@@ -65,6 +65,24 @@ def test_flops_are_those_of_the_three_dots(device):
 
 
 @pytest.mark.gpu_compile
+def test_xla_may_use_what_the_device_has_and_rematerialises_only_beyond():
+    def loss(weights, x):
+        for w in weights:
+            x = jax.nn.gelu(x @ w)
+        return x.sum()
+
+    args = ([shape(256, 256)] * 6, shape(8192, 256))
+    ample = Device.named("h100-sxm")
+    needed = verify(jax.grad(loss), *args, device=ample).device_bytes
+    with_memory = lambda size: dataclasses.replace(ample, memory_bytes=int(size))
+    # As on an attached GPU, where JAX tells XLA what it may use; a target's 80 % would be less.
+    fits = verify(jax.grad(loss), *args, device=with_memory(needed / 0.8))
+    assert fits.device_bytes == needed
+    beyond = verify(jax.grad(loss), *args, device=with_memory(needed / 1.3))
+    assert beyond.device_bytes < 0.8 * needed
+
+
+@pytest.mark.gpu_compile
 def test_a_faster_device_is_faster_and_a_jitted_step_brings_its_donation():
     jitted = jax.jit(step, donate_argnums=0)
     fast, slow = (verify(jitted, *ARGS, device=d) for d in ("h100-sxm", "t4"))

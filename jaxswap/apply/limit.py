@@ -4,35 +4,29 @@ Input: a budget, the device's memory, and the bytes of arguments and outputs. Ou
 for the compiler.
 
 XLA:GPU schedules for a limit of its own: 95 % of what arguments and outputs leave of the memory
-that JAX may use or, where it compiles for a GPU that is not there, of 80 % of the device
-(`GetSchedulerMemoryLimit`; JAX's `py_client.cc` tells it the former). Above it, it rematerialises:
-a plan that fills the device would be recomputed once more, for nothing. Far below it, its
-latency-hiding scheduler takes memory as free, and holds what a plan wants gone. So a planned step's
-limit is its budget.
+that JAX may use (`GetSchedulerMemoryLimit`). Above it, it rematerialises: a plan that fills the
+device would be recomputed once more, for nothing. Far below it, its latency-hiding scheduler takes
+memory as free, and holds what a plan wants gone. So a planned step's limit is its budget.
 """
 
 from typing import Any
 
 _OPTION = "xla_gpu_memory_limit_slop_factor"
-_OFFLINE_SHARE = 0.8  # of the device
 _MAX_PERCENT = 1000
 
 
-def limit_options(
-    budget_bytes: int, memory_bytes: int, fixed_bytes: int, *, is_offline: bool
-) -> dict[str, Any]:
+def limit_options(budget_bytes: int, memory_bytes: int, fixed_bytes: int) -> dict[str, Any]:
     """The XLA option that sets the limit; none where XLA cannot be told.
 
     Args:
         budget_bytes: what the step may need.
         memory_bytes: of the device, as far as JAX may use it.
         fixed_bytes: arguments + outputs − aliased.
-        is_offline: whether the device is not there.
 
     Example:
-        >>> limit_options(90, 100, 10, is_offline=True)
-        {'xla_gpu_memory_limit_slop_factor': 114}
+        >>> limit_options(55, 100, 10)
+        {'xla_gpu_memory_limit_slop_factor': 50}
     """
-    there = (_OFFLINE_SHARE if is_offline else 1.0) * memory_bytes - fixed_bytes
+    there = memory_bytes - fixed_bytes
     percent = int(100 * (budget_bytes - fixed_bytes) / there) if there > 0 else 0
     return {_OPTION: min(percent, _MAX_PERCENT)} if percent >= 1 else {}

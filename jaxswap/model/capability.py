@@ -6,6 +6,7 @@ Limits are those of one streaming multiprocessor ("core" in XLA's text), in byte
 """
 
 import json
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -103,6 +104,12 @@ def explain_compiled_as(capability: Capability) -> str | None:
     )
 
 
+# XLA takes 80 % of the memory a target names as there for a program (`GetSchedulerMemoryLimit`),
+# but on an attached GPU the whole of what JAX may use (its `py_client.cc` says so). A target
+# therefore names more than there is: else a step would be rematerialised here and not there.
+_XLA_SHARE = 0.8
+
+
 def render_target(
     *,
     description: str,
@@ -113,7 +120,10 @@ def render_target(
     memory_bandwidth_bytes_per_s: float,
     l2_cache_bytes: int,
 ) -> str:
-    """Writes the text from which XLA builds a GPU to compile for (`GpuTargetConfigProto`)."""
+    """Writes the text from which XLA builds a GPU to compile for (`GpuTargetConfigProto`).
+
+    `memory_bytes` is what a program can have.
+    """
     major, minor = compiled_as(capability)
     limits = CORE_LIMITS[major, minor]
     extension = "ACCELERATED_FEATURES" if limits.accelerated else "NONE"
@@ -132,7 +142,7 @@ def render_target(
   memory_bandwidth: {round(memory_bandwidth_bytes_per_s)}
   l2_cache_size: {l2_cache_bytes}
   clock_rate_ghz: {clock_rate_ghz}
-  device_memory_size: {memory_bytes}
+  device_memory_size: {math.ceil(memory_bytes / _XLA_SHARE)}
   cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {extension} }}
   registers_per_core_limit: {limits.registers_per_core_limit}
   registers_per_block_limit: {limits.registers_per_core_limit}

@@ -149,19 +149,15 @@ class Plan:
         """Whether it has copies that are to run beside compute."""
         return self.overlaps and bool(self.names("offload"))
 
-    def compiler_options(self, *, is_offline: bool = False) -> dict[str, Any]:
+    def compiler_options(self) -> dict[str, Any]:
         """XLA options for `jax.jit` on a GPU: its budget, and that copies may overlap compute.
 
         `swap_offload` passes them by itself. An empty plan needs none.
-
-        Args:
-            is_offline: for a compiler whose GPU is not there.
         """
         if self.is_empty:
             return {}
         overlap = overlap_options(self.hints) if self.has_overlap else {}
-        sizes = (self.budget_bytes, self.memory_bytes, self.fixed_bytes)
-        return overlap | limit_options(*sizes, is_offline=is_offline)
+        return overlap | limit_options(self.budget_bytes, self.memory_bytes, self.fixed_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a versioned JSON file; the forecast without its curve."""

@@ -153,9 +153,8 @@ def verify(
     target = Device.detect() if device is None else find_device(device)
     if plan is not None and not plan.is_empty:
         fn = apply_decisions(fn, plan.all_decisions)
-        own = plan.compiler_options(is_offline=not is_attached(target))
-        options = own | dict(options or {})
-    if is_attached(target):
+        options = plan.compiler_options() | dict(options or {})
+    if _is_attached(target):
         return _verify_attached(fn, args, target, donated, options)
     compiled = compile_for(fn, args, target, donate_argnums=donated, options=options)
     module = parse_module(compiled.hlo_text)
@@ -170,7 +169,7 @@ def verify(
     )
 
 
-def is_attached(device: Device) -> bool:
+def _is_attached(device: Device) -> bool:
     """Whether this process runs on that device."""
     return jax.default_backend() == "gpu" and Device.detect().name == device.name
 
