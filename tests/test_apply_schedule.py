@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxswap import _compat
-from jaxswap.apply import Decision, jaxprs, name_values, place, rewrite_step, schedule
-from jaxswap.apply.carriers import find_source
+from jaxswap.apply import Decision, jaxprs, name_values, order, place, rewrite_step, schedule
+from jaxswap.apply.carriers import find_fused_source, find_source
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
 
@@ -52,7 +52,56 @@ def test_ties_go_in_front_of_views(fn, expected):
     assert (views[-1].outvars[0] if views else source) is out
 
 
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x: jnp.maximum(x @ x, 0.0), "dot_general"),
+        (lambda x: jnp.maximum((x @ x) * jnp.float32(2), 0.0).astype(jnp.bfloat16), "dot_general"),
+        (lambda x: jnp.maximum(x.sum() * jnp.sin(x @ x), 0.0), "max"),
+        (lambda x: jnp.maximum((x @ x).sum(0), 0.0), "max"),
+        (lambda x: jnp.tanh(x) @ x, "dot_general"),
+    ],
+    ids=["a relu", "three ops", "two arrays", "a reduction", "in memory itself"],
+)
+def test_what_fuses_is_tied_where_it_is_in_memory_or_not_moved(fn, expected):
+    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(jnp.ones((4, 4))))
+    makers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    in_memory = {v for v, e in makers.items() if e.primitive is jx.dot_p}
+    (out,) = closed.jaxpr.outvars
+    source, chain = find_fused_source(out, makers, in_memory)
+    assert makers[source].primitive.name == expected
+    assert (source is out) == (not chain)
+    made = {source}
+    for eqn in chain:  # in order: each reads what is made
+        assert made & set(jaxprs.variables(eqn.invars))
+        made.update(eqn.outvars)
+    assert out in made
+
+
 # ---- order ----
+
+
+def test_a_pooling_gradient_reads_through_a_relu():
+    """The relu is computed as the pool reads it: a tie behind it would put it in memory."""
+
+    def loss(w, x):
+        y = jnp.maximum(jax.lax.conv(x, w, (1, 1), "SAME"), 0.0)
+        return jnp.sum(
+            jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+        )
+
+    args = jnp.ones((8, 8, 3, 3)), jnp.ones((4, 8, 16, 16))
+    closed = pin_alone(jax.grad(loss), args)
+    maker = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    tied = [
+        maker[v].primitive.name
+        for e in closed.jaxpr.eqns
+        if e.primitive is jx.optimization_barrier_p
+        for v in jaxprs.variables(e.invars)
+        if v in maker and v.aval.shape == (4, 8, 16, 16)
+    ]
+    assert "conv_general_dilated" in tied
+    assert "max" not in tied
 
 
 def test_pinning_alone_keeps_the_numbers():
@@ -84,6 +133,20 @@ def test_weight_gradients_are_tied_to_what_comes_next():
         if e.primitive is jx.optimization_barrier_p and len(e.invars) > 1
     ]
     assert any(jx.dot_p in tie and len(tie) == 2 for tie in ties)
+
+
+@pytest.mark.parametrize(("soon_ops", "expected"), [(1, 2), (4, 0)])
+def test_what_is_joined_soon_is_not_tied(monkeypatch, soon_ops, expected):
+    """Gradients of queries, keys and values meet before long: a tie would cost a kernel."""
+
+    def loss(w, x):
+        q, k, v = jnp.split(x @ w, 3, axis=-1)
+        return jnp.sum(jax.nn.softmax(q @ k.T) @ v)
+
+    monkeypatch.setattr(order, "_SOON_OPS", soon_ops)
+    closed = pin_alone(jax.grad(loss), (jnp.ones((512, 3 * 512)), jnp.ones((512, 512))))
+    barriers = [e for e in closed.jaxpr.eqns if e.primitive is jx.optimization_barrier_p]
+    assert sum(len(e.invars) > 1 for e in barriers) == expected
 
 
 def test_copies_of_reductions_pass_no_barrier_in_a_loop():

@@ -3,10 +3,11 @@
 Input: a variable that an op reads, and the equations that made it. Output: where to tie it.
 A barrier keeps what it ties in memory, in one layout, and apart from what is on its other
 side. XLA reads views (a transpose, a slice, a change of dtype) as part of the op behind
-them: the tie goes in front of the views, and the views are made again behind it.
+them: the tie goes in front of the views, and the views are made again behind it. Elementwise
+ops fuse into what reads them as well, if nothing wants their result in memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, Var
@@ -15,6 +16,9 @@ _LAYOUTS = frozenset(
     ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p")
 )
 _CONVERSIONS = frozenset(("convert_element_type",))
+_FUSED = _CONVERSIONS | frozenset(
+    ("name", "max", "min", "mul", "add", "sub", "neg", "clamp", "logistic", "tanh", "exp", "erf")
+)
 
 
 def find_source(
@@ -42,3 +46,27 @@ def find_source(
     if converts:
         var, chain = chain[converts[-1]].outvars[0], chain[converts[-1] + 1 :]
     return var, chain
+
+
+def find_fused_source(
+    var: Var, makers: Mapping[Var, Eqn], in_memory: Container[Var]
+) -> tuple[Var, list[Eqn]]:
+    """The array from which an op computes `var` as it reads it, and the equations, in order.
+
+    `var` itself, where there is none in memory: what it is made of may be larger.
+
+    Args:
+        var: what an op reads that XLA fuses with its input's makers.
+        makers: the equation that made each variable.
+        in_memory: arrays that are there whoever reads them.
+    """
+    chain: list[Eqn] = []
+    source = var
+    while source not in in_memory:
+        eqn = makers.get(source)
+        inputs = [v for v in jaxprs.variables(eqn.invars) if v.aval.shape] if eqn else []
+        if eqn is None or len(inputs) != 1 or eqn.primitive.name not in _FUSED:
+            return var, []
+        chain.append(eqn)
+        (source,) = inputs
+    return source, chain[::-1]

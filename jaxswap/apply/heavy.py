@@ -16,6 +16,11 @@ _HEAVY_NAMES = frozenset(
         "reduce_window", "reduce_window_max", "reduce_window_sum",
     }
 )  # fmt: skip
+# Heavy, and yet XLA computes what they read while they read it.
+_FUSING = frozenset(
+    {"select_and_scatter_add", "select_and_gather_add", "reduce_window", "reduce_window_max",
+     "reduce_window_sum"}
+)  # fmt: skip
 _LOOPS = (jx.scan_p, jx.while_p, jx.cond_p)
 
 
@@ -29,3 +34,8 @@ def is_heavy(eqn: Eqn, min_bytes: int) -> bool:
         is_any = lambda e: e.primitive in _HEAVY or e.primitive.name in _HEAVY_NAMES
         return any(jaxprs.any_equation(body, is_any) for body in jaxprs.bodies(eqn))
     return any(is_heavy(e, min_bytes) for body in jaxprs.bodies(eqn) for e in body.eqns)
+
+
+def reads_memory(eqn: Eqn) -> bool:
+    """Whether a heavy op wants what it reads in memory."""
+    return eqn.primitive.name not in _FUSING

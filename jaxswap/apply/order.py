@@ -14,13 +14,13 @@ otherwise, and with them the end of what they read;
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.carriers import find_source
-from jaxswap.apply.heavy import is_heavy
+from jaxswap.apply.carriers import find_fused_source, find_source
+from jaxswap.apply.heavy import is_heavy, reads_memory
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
 from jaxswap.apply.program import Ledger
 from jaxswap.apply.segments import find_readers, is_gate, plan_segments
@@ -30,6 +30,7 @@ _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter
                "scatter_add", "argmax", "argmin")  # fmt: skip
 
 _SMALL_BYTES = 2**20
+_SOON_OPS = 4
 
 # XLA makes several ops of these. Those that read no gradient, but a value of the forward pass
 # that is kept, could run at any time, and their results would wait for the gradient in memory.
@@ -83,6 +84,7 @@ class _Pinner:
         self.out: list[Eqn] = []
         self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
         self.maker = {v: e for e in eqns for v in e.outvars}
+        self.in_memory = self._find_in_memory()
         self.first_reader = find_readers(eqns, self.heavy)
         self.new: set[Var] = set()  # what was made since the last heavy op
         self.recent: list[Var] = []  # what depends on the last heavy op
@@ -166,24 +168,35 @@ class _Pinner:
 
     def _join(self, inputs: Sequence[Var]) -> None:
         """Makes an op start with none of its inputs before all of them are there."""
-        different = list(dict.fromkeys(inputs))
+        sources = [find_fused_source(v, self.maker, self.in_memory) for v in inputs]
+        different = list(dict.fromkeys(source for source, _ in sources))
         new = self._barrier(*(jaxprs.read(self.env, v) for v in different))
         self.env.update(zip(different, new, strict=True))
+        self._make_again(eqn for _, chain in sources for eqn in chain)
 
     def _find_late(self, eqn: Eqn, segment: int) -> list[Var]:
         """What should be over by the end of a heavy op, though the op does not need it.
 
-        The heavy op before it, unless the next one joins the two; and reductions.
+        The heavy op before it, unless one of the next joins the two; and reductions.
         """
         inputs = _on_device(eqn.invars)
         wait = []
         is_behind = any(self.depth.get(v, -1) == segment - 1 for v in inputs)
-        if not is_behind and self.first_reader.get(segment - 1) != segment + 1:
+        if not is_behind and not self._is_joined_soon(segment - 1):
             wait += self._last_result()
         needed = self._find_needed(inputs) if self.unread else set()
         late = [v for v in self.unread if self.uses[v] and not self.reduced[v] <= needed]
         self.unread = []
         return wait + [v for v in late if v not in wait]
+
+    def _is_joined_soon(self, heavy_index: int) -> bool:
+        """Whether an op reads it before long anyway.
+
+        A tie would cost a kernel where XLA pads a matrix product and cuts its result to size as
+        the next op reads it.
+        """
+        reader = self.first_reader.get(heavy_index)
+        return reader is not None and reader - heavy_index <= _SOON_OPS
 
     def _tie_results(self, wait: Sequence[Var], eqn: Eqn) -> None:
         """Makes what reads a heavy op's results wait for more than the op."""
@@ -208,10 +221,25 @@ class _Pinner:
         tied = [*wait, carrier]
         new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
         self.env.update(zip(tied, new, strict=True))
-        for view in views:
-            again = jaxprs.clone(view, dict(self.env))
+        self._make_again(views)
+
+    def _make_again(self, eqns: Iterable[Eqn]) -> None:
+        """Emits equations once more, behind the tie of what they read."""
+        for eqn in eqns:
+            again = jaxprs.clone(eqn, dict(self.env))
             self.out.append(again)
-            self.env.update(zip(view.outvars, again.outvars, strict=True))
+            self.env.update(zip(eqn.outvars, again.outvars, strict=True))
+
+    def _find_in_memory(self) -> set[Var]:
+        """What a heavy op reads from memory, or writes."""
+        found: set[Var] = set()
+        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
+            if is_heavy_op or self._is_stored(eqn):
+                found.update(eqn.outvars)
+            if is_heavy_op and reads_memory(eqn):
+                inputs = jaxprs.variables(eqn.invars)
+                found.update(find_source(v, self.maker, self._is_stored)[0] for v in inputs)
+        return found
 
     def _is_stored(self, eqn: Eqn) -> bool:
         return is_heavy(eqn, self.ledger.min_heavy_bytes) or eqn.primitive in (
