@@ -9,6 +9,7 @@ device would be recomputed once more, for nothing. Far below it, its latency-hid
 memory as free, and holds what a plan wants gone. So a planned step's limit is its budget.
 """
 
+import math
 from typing import Any
 
 _OPTION = "xla_gpu_memory_limit_slop_factor"
@@ -28,5 +29,8 @@ def limit_options(budget_bytes: int, memory_bytes: int, fixed_bytes: int) -> dic
         {'xla_gpu_memory_limit_slop_factor': 50}
     """
     there = memory_bytes - fixed_bytes
-    percent = int(100 * (budget_bytes - fixed_bytes) / there) if there > 0 else 0
-    return {_OPTION: min(percent, _MAX_PERCENT)} if percent >= 1 else {}
+    temporaries = budget_bytes - fixed_bytes
+    if there <= 0 or temporaries <= 0:
+        return {}
+    # Rounded up: below the budget, XLA would recompute what the plan keeps.
+    return {_OPTION: min(math.ceil(100 * temporaries / there), _MAX_PERCENT)}
