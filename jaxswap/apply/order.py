@@ -118,7 +118,8 @@ class _Pinner:
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
         self.uses.subtract(v for g in group for v in jaxprs.variables(g.invars))
         anchor = self._choose_anchor(heavy_eqn)
-        if anchor is not None and group:
+        # A number needs no turn, only to be another than the forward pass's.
+        if anchor is not None and jaxprs.variables(sources):
             *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
         else:
             fresh = [self._barrier(s)[0] for s in sources]
