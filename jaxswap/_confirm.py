@@ -66,7 +66,8 @@ def confirm_plan(
             failed = min(failed or error, error, key=lambda each: each.floor_bytes or math.inf)
             continue
         if fitting is not None:
-            found = compile_with_hints(*fitting, compile_plan)
+            to_beat_s = best[1].timeline.step_s if best else math.inf
+            found = compile_with_hints(*fitting, compile_plan, to_beat_s)
             best = min(best or found, found, key=lambda each: each[1].timeline.step_s)
     if best is None:
         assert failed is not None
@@ -84,6 +85,12 @@ def _is_promising(found: Plan, best: tuple[Plan, Verified] | None) -> bool:
     return scale * found.forecast.step_s < _PROMISE * timeline.step_s
 
 
+def _can_win(verified: Verified, best: tuple[Plan, Verified] | None) -> bool:
+    """Whether a compiled step would be faster than the best if it waited for nothing."""
+    compute_s = verified.timeline.step_s - verified.timeline.stall_s
+    return best is None or compute_s < _PROMISE * best[1].timeline.step_s
+
+
 def _fit(
     search: Callable[[int], Plan],
     compile_plan: Callable[[Plan], Verified],
@@ -92,7 +99,7 @@ def _fit(
 ) -> tuple[Plan, Verified] | None:
     """Plans, compiles and compares, until the compiled step is within the budget.
 
-    Gives up, with None, on a plan that does not promise to be faster than the best.
+    Gives up, with None, on a plan that cannot be faster than the best.
     """
     aim, floor, needs = budget_bytes, None, []
     for done in range(1, ROUNDS + 1):
@@ -112,6 +119,8 @@ def _fit(
         needed = math.inf
         for attempt in _in_turn(found):
             verified = compile_plan(attempt)
+            if not _can_win(verified, best):
+                return None
             if verified.device_bytes <= budget_bytes:
                 return _use_room(search, compile_plan, attempt, verified, aim)
             needs.append(verified.device_bytes)
@@ -161,7 +170,10 @@ def _in_turn(found: Plan) -> list[Plan]:
 
 
 def compile_with_hints(
-    found: Plan, verified: Verified, compile_plan: Callable[[Plan], Verified]
+    found: Plan,
+    verified: Verified,
+    compile_plan: Callable[[Plan], Verified],
+    to_beat_s: float = math.inf,
 ) -> tuple[Plan, Verified]:
     """The plan with hints for XLA's scheduler where they help, and its compiled step.
 
@@ -169,18 +181,22 @@ def compile_with_hints(
         found: a plan without hints.
         verified: its compiled step.
         compile_plan: compiles the step under a plan.
+        to_beat_s: seconds of a step below which it is of use. Hints help less each time: where
+            as much again in every round is too little, there is no other.
     """
     best = found
     hints = make_hints(verified.timeline.events)
-    for _ in range(_HINT_ROUNDS if found.has_overlap else 0):
+    for left in reversed(range(_HINT_ROUNDS if found.has_overlap else 0)):
         if _stall_share(verified) <= _WAITS:
             break
         hinted = dataclasses.replace(found, hints=hints)
         again = compile_plan(hinted)
-        is_better = again.timeline.step_s < verified.timeline.step_s
-        if not is_better or again.device_bytes > found.budget_bytes:
+        gain_s = verified.timeline.step_s - again.timeline.step_s
+        if gain_s <= 0 or again.device_bytes > found.budget_bytes:
             break
         best, verified = hinted, again
+        if again.timeline.step_s - left * gain_s > to_beat_s:
+            break
         moving = [wait for wait in again.timeline.waits if not wait.is_blocking]
         hints = lengthen_hints(hints, moving)
     return best, verified

@@ -244,6 +244,39 @@ def test_a_careful_plan_comes_first_and_the_fastest_of_all_wins():
     assert (found.seed, found.replayed_s) == (2, 3.0)
 
 
+@pytest.mark.parametrize(("stall_s", "rounds"), [(1.0, 1), (1.1, 4)])
+def test_a_plan_that_would_lose_without_waiting_is_given_up_at_once(stall_s, rounds):
+    """3 − 1.0 s of compute is no better than 2 s, 3 − 1.1 s is; neither fits."""
+    tried = []
+
+    def search(aim, slowness):
+        forecast = Forecast(peak_bytes=1, step_s=0.5 if slowness == 1.0 else 1.0)
+        return dataclasses.replace(make_plan(), forecast=forecast)
+
+    def compile_plan(plan):
+        if plan.forecast.step_s == 1.0:
+            return Compiled(97, 2.0)
+        tried.append(plan)
+        return Compiled(150, 3.0, stall_s)
+
+    assert confirm_plan(search, compile_plan, 100).compiled_bytes == 97
+    assert len(tried) == rounds
+
+
+@pytest.mark.parametrize(("to_beat_s", "rounds"), [(math.inf, 3), (7.0, 3), (6.9, 1)])
+def test_hints_that_cannot_catch_up_are_not_followed(to_beat_s, rounds):
+    """From 10 s to 9 s, and twice as much again is 7 s."""
+    steps, tried = iter([10.0, 9.0, 8.0, 7.0]), []
+
+    def compile_plan(plan):
+        tried.append(plan)
+        return Compiled(80, next(steps), 1.0)
+
+    first = Compiled(80, next(steps), 1.0)
+    compile_with_hints(make_plan(action="offload"), first, compile_plan, to_beat_s)
+    assert len(tried) == rounds
+
+
 @pytest.mark.parametrize(("forecast_s", "is_compiled"), [(0.97, True), (0.99, False)])
 def test_a_plan_that_promises_little_is_not_compiled(forecast_s, is_compiled):
     compiled = []

@@ -213,3 +213,27 @@ def test_a_sum_over_one_element_makes_nothing():
     program = trace_program(step, jax.ShapeDtypeStruct((4096, 1024), jnp.float32))
     kinds = [op.name for op in program.ops]
     assert len([v for v in program.values if v.shape == (4096,)]) <= 1, kinds
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "device", "padded_bytes"),
+    [
+        (256, jnp.bfloat16, "h100-sxm", 0),
+        (250, jnp.bfloat16, "h100-sxm", 2 * (250 + 256) * 512),
+        (250, jnp.float16, "t4", 2 * (250 + 256) * 512),
+        (250, jnp.bfloat16, "t4", 0),
+        (250, jnp.float32, "h100-sxm", 0),
+    ],
+)
+def test_dots_in_16_bits_are_padded_to_multiples_of_eight(rows, dtype, device, padded_bytes):
+    dot = lambda x, w: x @ w
+    args = shaped(rows, 512, dtype=dtype), shaped(512, 512, dtype=dtype)
+    (op,) = trace_program(dot, *args, device=find_device(device)).ops
+    edge = (2 * rows * 512 + 512 * 512) * jnp.dtype(dtype).itemsize
+    assert op.cost.size_bytes == edge + padded_bytes
+
+
+def test_what_two_dots_read_is_padded_once():
+    x, w = shaped(250, 512, dtype=jnp.bfloat16), shaped(512, 512, dtype=jnp.bfloat16)
+    first, second = trace_program(lambda x, w, u: (x @ w, x @ u), x, w, w).ops
+    assert first.cost.size_bytes - second.cost.size_bytes == 2 * (250 + 256) * 512

@@ -27,6 +27,7 @@ from jaxswap.program.fusion import fuse
 from jaxswap.program.graph import Graph
 from jaxswap.program.ir import Program
 from jaxswap.program.kernels import build_program
+from jaxswap.program.operands import padded_dtypes
 from jaxswap.program.scatters import add_in_place
 from jaxswap.program.walk import Walk
 
@@ -60,7 +61,7 @@ def trace_program(
     """
     traced = place.trace_step(fn, args, kwargs, lambda name: True)
     closed = jaxprs.remove_dead_code(jaxprs.inline_calls(traced.closed))
-    graph = _walk(closed, min_heavy_bytes)
+    graph = _walk(closed, min_heavy_bytes, padded_dtypes(device))
     graph.base_bytes = _base_bytes(closed, args, kwargs, donate_argnums)
     named = {v.name: v for v in traced.values}
     kernels = fuse(graph, DEFAULT if device is None else yardstick_for(device))
@@ -77,8 +78,8 @@ def fingerprint_step(fn: Callable, *args: Any, **kwargs: Any) -> str:
     return hashlib.sha256(printed.encode()).hexdigest()[:32]
 
 
-def _walk(closed: Any, min_heavy_bytes: int) -> Graph:
-    walk = Walk(min_heavy_bytes)
+def _walk(closed: Any, min_heavy_bytes: int, padded: frozenset[str]) -> Graph:
+    walk = Walk(min_heavy_bytes, padded)
     jaxpr = closed.jaxpr
     env = {v: walk.new_array(v.aval, is_argument=True) for v in (*jaxpr.constvars, *jaxpr.invars)}
     walk.run(jaxpr, env, None)

@@ -8,9 +8,9 @@ Equal equations of equal inputs are one node, as XLA will merge them too, unless
 `jax.checkpoint` region with `prevent_cse` stands between them.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxswap import _compat
@@ -19,7 +19,7 @@ from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
 from jaxswap.apply.place import VALUE
 from jaxswap.model import compute
 from jaxswap.model.kernel import KernelCost
-from jaxswap.program import enter
+from jaxswap.program import enter, operands
 from jaxswap.program.graph import Array, Graph, Node
 from jaxswap.program.ir import Phase
 from jaxswap.program.phases import classify_phases
@@ -38,9 +38,10 @@ _PASSES = frozenset(("optimization_barrier", "device_put"))
 class Walk:
     """Builds a `Graph`, one jaxpr at a time."""
 
-    def __init__(self, min_heavy_bytes: int):
+    def __init__(self, min_heavy_bytes: int, padded: frozenset[str]):
         self.graph = Graph()
         self.min_heavy_bytes = min_heavy_bytes
+        self.padded = padded  # dtypes whose dots are padded
         self.merged: dict[Any, list[int]] = {}
         self.guard = 0  # equal equations under different guards are not merged
         self.loop: int | None = None
@@ -171,7 +172,7 @@ class Walk:
                 phase,
                 reads,
                 [v.aval for v in eqn.outvars],
-                compute.cost_of(eqn),
+                self.cost_of(eqn, env),
                 is_heavy=heavy.is_heavy(eqn, self.min_heavy_bytes),
                 is_row_reduction=compute.is_row_reduction(eqn),
                 has_batch_dims=eqn.primitive is jx.dot_p
@@ -183,6 +184,14 @@ class Walk:
             if key is not None:
                 self.merged[key] = writes
         env.update(zip(eqn.outvars, writes, strict=True))
+
+    def cost_of(self, eqn: Eqn, env: dict[Var, int]) -> KernelCost:
+        """The work of an equation, bytes at its edge left out."""
+        cost = compute.cost_of(eqn)
+        if eqn.primitive is not jx.dot_p:
+            return cost
+        arrays = [self.read(v, env, "forward") for v in eqn.invars]
+        return replace(cost, size_bytes=operands.pad_bytes(self, eqn, arrays))
 
     def add_first_stage(
         self, eqn: Eqn, reads: list[tuple[int, float]], phase: Phase
@@ -241,34 +250,10 @@ class Walk:
             if name in ("slice", "dynamic_slice", "gather", "broadcast_in_dim"):
                 share = out / size if position == 0 else 1.0
             elif eqn.primitive is jx.dot_p:
-                array = self.lay_out(eqn, position, array, phase)
+                array = operands.lay_out(self, eqn, position, array, phase)
             elif compute.classify(eqn) == "update" and position == 0:
                 share = 0.0
             elif name in compute.MOVES or size < out:
                 share = max(1.0, out / size) if name not in ("pad", "concatenate") else 1.0
             found[array] = max(found.get(array, 0.0), share)
         return list(found.items())
-
-    def lay_out(self, eqn: Eqn, position: int, array: int, phase: Phase) -> int:
-        """The operand of a dot, transposed if its dimensions are not in an order for it.
-
-        Batch dimensions lead, and of the rest those that are contracted are together.
-        """
-        contracting, batch = (dims[position] for dims in eqn.params["dimension_numbers"])
-        aval = eqn.invars[position].aval
-        wide = [d for d in range(len(aval.shape)) if aval.shape[d] != 1]
-        lead = [d for d in batch if d in wide]
-        rest = [d for d in wide if d not in batch]
-        is_in = [d in contracting for d in rest]
-        if sum(a != b for a, b in itertools.pairwise(is_in)) > 1:
-            rest.sort(key=lambda d: d in contracting)
-        if wide == lead + rest:
-            return array
-        key = ("layout", array, tuple(lead + rest), self.loop, self.guard)
-        if key not in self.merged:
-            self.merged[key] = self.add_node(
-                "transpose", "map", phase, [(array, 1.0)], [aval], KernelCost(),
-                origin=eqn.source_info,
-            )  # fmt: skip
-            self.graph.arrays[self.merged[key][0]].stands_for = array
-        return self.merged[key][0]
