@@ -101,7 +101,7 @@ def _fit(
 
     Gives up, with None, on a plan that cannot be faster than the best.
     """
-    aim, floor, needs = budget_bytes, None, []
+    aim, floor, needs, can_overlap = budget_bytes, None, [], True
     for done in range(1, ROUNDS + 1):
         try:
             found = search(aim)
@@ -117,7 +117,7 @@ def _fit(
         if not _is_promising(found, best):
             return None
         needed = math.inf
-        for attempt in _in_turn(found):
+        for attempt in _in_turn(found)[0 if can_overlap else -1 :]:
             verified = compile_plan(attempt)
             if not _can_win(verified, best):
                 return None
@@ -125,6 +125,7 @@ def _fit(
                 return _use_room(search, compile_plan, attempt, verified, aim)
             needs.append(verified.device_bytes)
             needed = min(needed, verified.device_bytes)
+            can_overlap &= attempt.overlaps  # it was tried, and had far too much
             is_last = done == ROUNDS or floor is not None
             if needed <= _NEAR * budget_bytes and not is_last:
                 break  # aimed a little lower, it will fit

@@ -108,6 +108,17 @@ def test_where_overlap_takes_much_memory_the_copies_wait():
     assert found.compiler_options() == {}
 
 
+def test_where_overlap_takes_far_too_much_it_is_not_tried_again():
+    tried = []
+
+    def compile_plan(plan):
+        tried.append(plan.overlaps)
+        return Compiled(115 if plan.overlaps else 101 if len(tried) < 3 else 99)
+
+    confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
+    assert tried == [True, False, False]
+
+
 def test_where_overlap_takes_a_little_too_much_the_next_plan_aims_lower():
     tried, search = [], Search(lambda aim: make_plan(action="offload"))
 
