@@ -169,6 +169,36 @@ def test_copies_of_reductions_pass_no_barrier_in_a_loop():
             assert not any(_compat.is_on_host(v.aval) for v in eqn.invars)
 
 
+def test_a_softmax_that_is_recomputed_keeps_its_form():
+    """XLA finds a softmax by its form: a barrier behind `max(−inf, …)` would take it apart."""
+
+    def loss(w, x):
+        return jnp.sum(jax.nn.softmax(x @ w) @ w)
+
+    shape = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    args = shape, shape
+    rewritten = rewrite_step(jax.grad(loss), {}, args, default="recompute", min_heavy_bytes=0)
+    maxima = [e for e in all_equations(rewritten.closed.jaxpr) if e.primitive.name == "max"]
+    assert len(maxima) == 2  # forward, and made again
+    for eqn in maxima:
+        assert [v.val for v in eqn.invars if isinstance(v, jx.Literal)] == [-np.inf]
+
+
+def test_numbers_of_the_backward_pass_are_tied_to_nothing():
+    """A tie would fix the layout of a matrix product's result, for no use."""
+
+    def loss(w, x):
+        y = x @ w
+        return jnp.sum(jnp.where(y > 0.5, jnp.tanh(y), 0.25) @ w)
+
+    shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    closed = pin_alone(jax.grad(loss), (shape, shape))
+    barriers = [e for e in closed.jaxpr.eqns if e.primitive is jx.optimization_barrier_p]
+    numbers = [e for e in barriers if any(isinstance(v, jx.Literal) for v in e.invars)]
+    assert numbers
+    assert all(len(e.invars) == 1 for e in numbers)
+
+
 def test_zeros_are_not_shared_with_a_pooling_gradient():
     """XLA would keep one array of zeros, as large as the activations, from end to end."""
 
