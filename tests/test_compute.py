@@ -52,6 +52,26 @@ def test_a_convolution_that_skips_its_padding_costs_less_than_the_formula():
     assert 0 < cost_of(eqn).matrix_flops < dense
 
 
+def convolve(image, kernel, **holes):
+    return lax.conv_general_dilated(
+        image, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"), **holes
+    )
+
+
+def test_holes_of_a_kernel_are_computed_with():
+    """As XLA:GPU compiles it: a kernel of 3 with holes of 4 is one of 9, most of it zeros."""
+    image = (2, 64, 4)
+    holed = last_equation(lambda x, w: convolve(x, w, rhs_dilation=(4,)), image, (3, 4, 8))
+    filled = last_equation(convolve, image, (9, 4, 8))
+    assert cost_of(holed).matrix_flops == pytest.approx(cost_of(filled).matrix_flops)
+
+
+def test_strides_in_the_gradient_of_a_kernel_are_no_holes():
+    """It is a convolution with the image's gradient as its kernel, which is larger than it."""
+    eqn = last_equation(lambda x, g: convolve(x, g, rhs_dilation=(2,)), (2, 65, 4), (32, 4, 8))
+    assert cost_of(eqn).matrix_flops == 2 * 2 * 3 * 8 * 32 * 4
+
+
 def test_exact_dots_say_so():
     exact = lambda a, b: lax.dot(a, b, precision=lax.Precision.HIGHEST)
     assert cost_of(last_equation(exact, (4, 4), (4, 4))).is_exact

@@ -140,8 +140,23 @@ def _conv_cost(eqn: Eqn) -> KernelCost:
         kind="conv",
         dtype=str(types[0].dtype),
         is_exact=_is_exact(eqn.params["precision"]),
-        matrix_flops=_ask_xla(eqn.primitive, params, types),
+        matrix_flops=_ask_xla(eqn.primitive, params, types) * _count_filled(eqn),
     )
+
+
+def _count_filled(eqn: Eqn) -> float:
+    """How many times larger a kernel is with its holes filled, as XLA:GPU has it for the library.
+
+    A convolution whose "kernel" is larger than its result is the gradient of a kernel. Its holes
+    are the strides of the forward pass, which the library knows.
+    """
+    numbers, holes = eqn.params["dimension_numbers"], eqn.params["rhs_dilation"]
+    kernel = [eqn.invars[1].aval.shape[d] for d in numbers.rhs_spec[2:]]
+    result = [eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
+    if math.prod(kernel) > math.prod(result):
+        return 1.0
+    sizes = zip(kernel, holes, strict=True)
+    return math.prod(((size - 1) * hole + 1) / size for size, hole in sizes if size)
 
 
 @functools.lru_cache(maxsize=4096)
