@@ -30,7 +30,7 @@ _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
 # if all went as forecast, and, where those wait for long, plans without copies.
 _SLOWNESS = (3.0, 1.0, math.inf)
 # How much faster than the best so far a plan has to promise to be.
-_PROMISE = 0.98
+_PROMISE = 0.97
 # With an excess of more than this, the same plan is compiled with its copies not beside compute.
 _NEAR = 1.03
 # Waiting that is worth another plan, and that is worth compiling once more with hints.
