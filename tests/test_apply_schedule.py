@@ -81,11 +81,18 @@ def test_what_fuses_is_tied_where_it_is_in_memory_or_not_moved(fn, expected):
 # ---- order ----
 
 
-def test_a_pooling_gradient_reads_through_a_relu():
-    """The relu is computed as the pool reads it: a tie behind it would put it in memory."""
+@pytest.mark.parametrize(
+    ("bias", "expected"), [(0.0, "conv_general_dilated"), (np.ones((1, 8, 1, 1), "f4"), "add")]
+)
+def test_a_pooling_gradient_reads_through_a_relu(bias, expected):
+    """The relu is computed as the pool reads it: a tie behind it would put it in memory.
+
+    A bias is added by the convolution's own kernel: without it, nothing is in memory.
+    """
 
     def loss(w, x):
-        y = jnp.maximum(jax.lax.conv(x, w, (1, 1), "SAME"), 0.0)
+        y = jax.lax.conv(x, w, (1, 1), "SAME")
+        y = jnp.maximum(y + bias if np.ndim(bias) else y, 0.0)
         return jnp.sum(
             jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
         )
@@ -100,7 +107,7 @@ def test_a_pooling_gradient_reads_through_a_relu():
         for v in jaxprs.variables(e.invars)
         if v in maker and v.aval.shape == (4, 8, 16, 16)
     ]
-    assert "conv_general_dilated" in tied
+    assert expected in tied
     assert "max" not in tied
 
 

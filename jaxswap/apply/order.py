@@ -14,7 +14,7 @@ otherwise, and with them the end of what they read;
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from jaxswap import _compat
@@ -232,7 +232,7 @@ class _Pinner:
             self.env.update(zip(eqn.outvars, again.outvars, strict=True))
 
     def _find_in_memory(self) -> set[Var]:
-        """What a heavy op reads from memory, or writes."""
+        """What a heavy op reads from memory, or writes, a bias included."""
         found: set[Var] = set()
         for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
             if is_heavy_op or self._is_stored(eqn):
@@ -240,7 +240,17 @@ class _Pinner:
             if is_heavy_op and reads_memory(eqn):
                 inputs = jaxprs.variables(eqn.invars)
                 found.update(find_source(v, self.maker, self._is_stored)[0] for v in inputs)
+            if eqn.primitive.name == "add" and self._is_bias(eqn, found):
+                found.update(eqn.outvars)
         return found
+
+    def _is_bias(self, eqn: Eqn, in_memory: Container[Var]) -> bool:
+        """Whether something small is added to a result that nothing else reads."""
+        inputs = sorted(jaxprs.variables(eqn.invars), key=lambda v: jaxprs.size_bytes(v.aval))
+        if len(inputs) != 2 or inputs[1] not in in_memory or self.uses[inputs[1]] > 1:
+            return False
+        small = jaxprs.size_bytes(inputs[0].aval) < jaxprs.size_bytes(inputs[1].aval)
+        return small or inputs[0] in self.poor_carriers
 
     def _is_stored(self, eqn: Eqn) -> bool:
         return is_heavy(eqn, self.ledger.min_heavy_bytes) or eqn.primitive in (
