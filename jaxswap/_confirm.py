@@ -86,7 +86,7 @@ def _is_promising(found: Plan, best: tuple[Plan, Verified] | None) -> bool:
 
 
 def _can_win(verified: Verified, best: tuple[Plan, Verified] | None) -> bool:
-    """Whether a compiled step would be faster than the best if it waited for nothing."""
+    """Whether a compiled step would be as much faster as promised if it waited for nothing."""
     compute_s = verified.timeline.step_s - verified.timeline.stall_s
     return best is None or compute_s < _PROMISE * best[1].timeline.step_s
 

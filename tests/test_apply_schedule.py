@@ -56,12 +56,22 @@ def test_ties_go_in_front_of_views(fn, expected):
     ("fn", "expected"),
     [
         (lambda x: jnp.maximum(x @ x, 0.0), "dot_general"),
-        (lambda x: jnp.maximum((x @ x) * jnp.float32(2), 0.0).astype(jnp.bfloat16), "dot_general"),
-        (lambda x: jnp.maximum(x.sum() * jnp.sin(x @ x), 0.0), "max"),
+        (lambda x: (x @ x) * x.sum(), "dot_general"),
+        (lambda x: jnp.maximum((x @ x) * x, 0.0), "max"),
+        (lambda x: jnp.maximum(jnp.sin(x @ x), 0.0), "max"),
         (lambda x: jnp.maximum((x @ x).sum(0), 0.0), "max"),
+        (lambda x: jnp.maximum(x @ x, 0.0).astype(jnp.bfloat16), "convert_element_type"),
         (lambda x: jnp.tanh(x) @ x, "dot_general"),
     ],
-    ids=["a relu", "three ops", "two arrays", "a reduction", "in memory itself"],
+    ids=[
+        "a relu",
+        "a number",
+        "two arrays",
+        "not cheap",
+        "a reduction",
+        "wider",
+        "in memory itself",
+    ],
 )
 def test_what_fuses_is_tied_where_it_is_in_memory_or_not_moved(fn, expected):
     closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(jnp.ones((4, 4))))
@@ -204,6 +214,44 @@ def test_numbers_of_the_backward_pass_are_tied_to_nothing():
     numbers = [e for e in barriers if any(isinstance(v, jx.Literal) for v in e.invars)]
     assert numbers
     assert all(len(e.invars) == 1 for e in numbers)
+
+
+def pool_gradient(activation, gradient):
+    pool = lambda a: jax.lax.reduce_window(a, -jnp.inf, jax.lax.max, (2, 2), (2, 2), "VALID")
+    return jax.vjp(pool, activation)[1](gradient)[0]
+
+
+def test_a_pooling_gradient_waits_for_what_is_late_and_reads_through_a_relu():
+    def fn(x, u, gradient):
+        c = x @ x
+        late = u @ u  # nothing but the end reads it
+        return pool_gradient(jnp.maximum(c, 0.0), gradient), late
+
+    wide, half = jnp.ones((64, 64)), jnp.ones((32, 32))
+    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(wide, wide, half))
+    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
+    eqns = order.pin_order(closed, ledger).jaxpr.eqns
+    makers = {v: e for e in eqns for v in e.outvars}
+    stack = [e for e in eqns if e.primitive.name == "select_and_scatter_add"]
+    reached = []
+    while stack:
+        eqn = stack.pop()
+        reached.append(eqn.primitive)
+        stack += [makers[v] for v in jaxprs.variables(eqn.invars) if v in makers]
+    assert reached.count(jx.dot_p) == 2
+
+
+def test_a_pooling_gradient_reads_an_activation_that_is_there_anyway():
+    """What is gated or returned is in memory: reading through it would keep more alive."""
+
+    def fn(x, gradient):
+        activation = jnp.maximum(x @ x, 0.0)
+        return pool_gradient(activation, gradient), activation
+
+    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(jnp.ones((64, 64)), jnp.ones((32, 32))))
+    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
+    eqns = order.pin_order(closed, ledger).jaxpr.eqns
+    assert sum(e.primitive.name == "max" for e in eqns) == 1
 
 
 def test_zeros_are_not_shared_with_a_pooling_gradient():

@@ -16,9 +16,7 @@ _LAYOUTS = frozenset(
     ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p")
 )
 _CONVERSIONS = frozenset(("convert_element_type",))
-_FUSED = _CONVERSIONS | frozenset(
-    ("name", "max", "min", "mul", "add", "sub", "neg", "clamp", "logistic", "tanh", "exp", "erf")
-)
+_FUSED = _CONVERSIONS | frozenset(("name", "max", "min", "mul", "add", "sub", "neg", "clamp"))
 
 
 def find_source(
@@ -53,7 +51,7 @@ def find_fused_source(
 ) -> tuple[Var, list[Eqn]]:
     """The array from which an op computes `var` as it reads it, and the equations, in order.
 
-    `var` itself, where there is none in memory: what it is made of may be larger.
+    `var` itself, where there is none in memory, or none that is as small.
 
     Args:
         var: what an op reads that XLA fuses with its input's makers.
@@ -64,9 +62,12 @@ def find_fused_source(
     source = var
     while source not in in_memory:
         eqn = makers.get(source)
-        inputs = [v for v in jaxprs.variables(eqn.invars) if v.aval.shape] if eqn else []
-        if eqn is None or len(inputs) != 1 or eqn.primitive.name not in _FUSED:
+        if eqn is None or eqn.primitive.name not in _FUSED:
+            return var, []
+        inputs = [v for v in jaxprs.variables(eqn.invars) if v.aval.shape]
+        if len(inputs) != 1:
             return var, []
         chain.append(eqn)
         (source,) = inputs
-    return source, chain[::-1]
+    is_wider = jaxprs.size_bytes(source.aval) > jaxprs.size_bytes(var.aval)
+    return (var, []) if is_wider else (source, chain[::-1])

@@ -6,7 +6,10 @@ for the compiler.
 XLA:GPU schedules for a limit of its own: 95 % of what arguments and outputs leave of the memory
 that JAX may use (`GetSchedulerMemoryLimit`). Above it, it rematerialises: a plan that fills the
 device would be recomputed once more, for nothing. Far below it, its latency-hiding scheduler takes
-memory as free, and holds what a plan wants gone. So a planned step's limit is its budget.
+memory as free, and holds what a plan wants gone. So a planned step's limit is its budget, and some
+more: XLA counts more bytes before it has assigned buffers than after, and recomputes what a plan
+keeps if that is above the limit. It is told in whole percents of the memory: on a large device a
+small budget's limit is well above it.
 """
 
 import math
@@ -14,6 +17,8 @@ from typing import Any
 
 _OPTION = "xla_gpu_memory_limit_slop_factor"
 _MAX_PERCENT = 1000
+# GPT-2-small, planned for 10.38 GB on an H100, needs 10.37; with 1.0 and 1.1 XLA recomputes.
+_SLACK = 1.2
 
 
 def limit_options(budget_bytes: int, memory_bytes: int, fixed_bytes: int) -> dict[str, Any]:
@@ -26,11 +31,10 @@ def limit_options(budget_bytes: int, memory_bytes: int, fixed_bytes: int) -> dic
 
     Example:
         >>> limit_options(55, 100, 10)
-        {'xla_gpu_memory_limit_slop_factor': 50}
+        {'xla_gpu_memory_limit_slop_factor': 60}
     """
     there = memory_bytes - fixed_bytes
     temporaries = budget_bytes - fixed_bytes
     if there <= 0 or temporaries <= 0:
         return {}
-    # Rounded up: below the budget, XLA would recompute what the plan keeps.
-    return {_OPTION: min(math.ceil(100 * temporaries / there), _MAX_PERCENT)}
+    return {_OPTION: min(math.ceil(100 * _SLACK * temporaries / there), _MAX_PERCENT)}

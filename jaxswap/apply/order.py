@@ -30,6 +30,7 @@ _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter
                "scatter_add", "argmax", "argmin")  # fmt: skip
 
 _SMALL_BYTES = 2**20
+# Queries, keys and values are made by as many ops, and read together.
 _SOON_OPS = 4
 
 # XLA makes several ops of these. Those that read no gradient, but a value of the forward pass
@@ -118,7 +119,7 @@ class _Pinner:
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
         self.uses.subtract(v for g in group for v in jaxprs.variables(g.invars))
         anchor = self._choose_anchor(heavy_eqn)
-        # A number needs no turn, only to be another than the forward pass's.
+        # A number by itself needs no turn, only to be another than one that is not gated.
         if anchor is not None and jaxprs.variables(sources):
             *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
         else:
@@ -162,23 +163,25 @@ class _Pinner:
         sizes = [jaxprs.size_bytes(v.aval) for v in eqn.outvars]
         if max(sizes, default=0) < _SMALL_BYTES:
             wait, late = wait + [v for v in late if v not in wait], []
-        self._tie(wait, _on_device(eqn.invars))
         if eqn.primitive.name in _TAKEN_APART:
-            self._join(_on_device(eqn.invars))
+            self._join(wait, _on_device(eqn.invars))
+        else:
+            self._tie(wait, _on_device(eqn.invars))
         return late
 
-    def _join(self, inputs: Sequence[Var]) -> None:
-        """Makes an op start with none of its inputs before all of them are there."""
-        sources = [find_fused_source(v, self.maker, self.in_memory) for v in inputs]
-        different = list(dict.fromkeys(source for source, _ in sources))
-        new = self._barrier(*(jaxprs.read(self.env, v) for v in different))
-        self.env.update(zip(different, new, strict=True))
-        self._make_again(eqn for _, chain in sources for eqn in chain)
+    def _join(self, wait: Sequence[Var], inputs: Sequence[Var]) -> None:
+        """Makes an op start with none of its inputs before all of them, and more, are there."""
+        found = [find_fused_source(v, self.maker, self.in_memory) for v in inputs]
+        tied = list(dict.fromkeys([*wait, *(source for source, _ in found)]))
+        new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
+        self.env.update(zip(tied, new, strict=True))
+        chains = {id(eqn): eqn for _, chain in found for eqn in chain}
+        self._make_again(chains.values())
 
     def _find_late(self, eqn: Eqn, segment: int) -> list[Var]:
         """What should be over by the end of a heavy op, though the op does not need it.
 
-        The heavy op before it, unless one of the next joins the two; and reductions.
+        The heavy op before it, unless one of the next reads that; and reductions.
         """
         inputs = _on_device(eqn.invars)
         wait = []
@@ -193,8 +196,8 @@ class _Pinner:
     def _is_joined_soon(self, heavy_index: int) -> bool:
         """Whether an op reads it before long anyway.
 
-        A tie would cost a kernel where XLA pads a matrix product and cuts its result to size as
-        the next op reads it.
+        A tie costs a kernel where what reads a matrix product would transpose it, or cut it to
+        size, on the way.
         """
         reader = self.first_reader.get(heavy_index)
         return reader is not None and reader - heavy_index <= _SOON_OPS
@@ -232,11 +235,13 @@ class _Pinner:
             self.env.update(zip(eqn.outvars, again.outvars, strict=True))
 
     def _find_in_memory(self) -> set[Var]:
-        """What a heavy op reads from memory, or writes, a bias included."""
-        found: set[Var] = set()
+        """What a heavy op writes, a bias included, or reads; what is copied, gated or returned."""
+        found = set(jaxprs.variables(self.outvars))
         for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
             if is_heavy_op or self._is_stored(eqn):
                 found.update(eqn.outvars)
+            if not is_heavy_op and self._is_stored(eqn):
+                found.update(jaxprs.variables(eqn.invars))
             if is_heavy_op and reads_memory(eqn):
                 inputs = jaxprs.variables(eqn.invars)
                 found.update(find_source(v, self.maker, self._is_stored)[0] for v in inputs)

@@ -145,15 +145,17 @@ def _conv_cost(eqn: Eqn) -> KernelCost:
 
 
 def _count_filled(eqn: Eqn) -> float:
-    """How many times larger a kernel is with its holes filled, as XLA:GPU has it for the library.
+    """How many times larger a kernel is with its holes filled, where XLA:GPU fills them.
 
-    A convolution whose "kernel" is larger than its result is the gradient of a kernel. Its holes
-    are the strides of the forward pass, which the library knows.
+    The library knows holes, but no padding that differs from side to side: where XLA has to pad
+    by itself it fills the holes as well. Not in a convolution whose "kernel" is larger than its
+    result: that is the gradient of a kernel, and its holes are the strides of the forward pass.
     """
     numbers, holes = eqn.params["dimension_numbers"], eqn.params["rhs_dilation"]
     kernel = [eqn.invars[1].aval.shape[d] for d in numbers.rhs_spec[2:]]
     result = [eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
-    if math.prod(kernel) > math.prod(result):
+    is_even = all(low == high >= 0 for low, high in eqn.params["padding"])
+    if is_even or any(k > n for k, n in zip(kernel, result, strict=True)):
         return 1.0
     sizes = zip(kernel, holes, strict=True)
     return math.prod(((size - 1) * hole + 1) / size for size, hole in sizes if size)

@@ -4,8 +4,9 @@ Input: a walk (`walk.py`), a dot and an operand. Output: the array that the dot 
 the bytes that are moved to make it.
 
 XLA:GPU transposes an operand whose dimensions are not in an order for the library, which is a
-node of its own; and it pads one in 16 bits whose sizes are not multiples of eight, since tensor
-cores want them so. What is padded is read and written once more: that is added to the dot.
+node of its own. On GPUs for which it writes no dots itself, it pads one in 16 bits whose sizes are
+not multiples of eight, since tensor cores want them so: what is padded is read and written once
+more, which is added to the dot.
 """
 
 import itertools
@@ -21,16 +22,18 @@ from jaxswap.program.ir import Phase
 if TYPE_CHECKING:
     from jaxswap.program.walk import Walk
 
-# From which compute capability on (`CublasPaddingRequirements`, openxla/xla
-# xla/service/gpu/cublas_padding_requirements.h).
-_PADDED_FROM = {"float16": (7, 0), "bfloat16": (8, 0)}
+# `CublasPaddingRequirements` in openxla/xla, xla/service/gpu/cublas_padding_requirements.h. From
+# 8.0 on, dots are XLA's own (Triton), which need no padding; before, those in bf16 are none of
+# the tensor cores'.
+_PADDED = "float16"
+_FROM, _BELOW = (7, 0), (8, 0)
 _MULTIPLE = 8
 
 
 def padded_dtypes(device: Device | None) -> frozenset[str]:
-    """The dtypes whose dots are padded on a device; on a recent one by default."""
-    capability = (device.compute_capability or (0, 0)) if device else (9, 0)
-    return frozenset(name for name, least in _PADDED_FROM.items() if capability >= least)
+    """The dtypes whose dots are padded on a device; on a recent one, by default, none."""
+    capability = (device and device.compute_capability) or (0, 0)
+    return frozenset([_PADDED]) if _FROM <= capability < _BELOW else frozenset()
 
 
 def lay_out(walk: "Walk", eqn: Eqn, position: int, array: int, phase: Phase) -> int:
@@ -65,7 +68,8 @@ def pad_bytes(walk: "Walk", eqn: Eqn, arrays: list[int]) -> float:
         sizes = _sizes(eqn, position)
         wanted = [-(-n // _MULTIPLE) * _MULTIPLE for n in sizes]
         key = ("pad", array, *sizes, walk.loop, walk.guard)
-        if str(aval.dtype) not in walk.padded or wanted == sizes or key in walk.merged:
+        dtypes = {str(v.aval.dtype) for v in eqn.invars}
+        if not dtypes <= walk.padded or wanted == sizes or 1 in sizes or key in walk.merged:
             continue
         walk.merged[key] = [array]
         size_bytes = jaxprs.size_bytes(aval)

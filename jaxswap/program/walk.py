@@ -172,7 +172,7 @@ class Walk:
                 phase,
                 reads,
                 [v.aval for v in eqn.outvars],
-                self.cost_of(eqn, env),
+                self.cost_of(eqn, env, phase),
                 is_heavy=heavy.is_heavy(eqn, self.min_heavy_bytes),
                 is_row_reduction=compute.is_row_reduction(eqn),
                 has_batch_dims=eqn.primitive is jx.dot_p
@@ -185,12 +185,12 @@ class Walk:
                 self.merged[key] = writes
         env.update(zip(eqn.outvars, writes, strict=True))
 
-    def cost_of(self, eqn: Eqn, env: dict[Var, int]) -> KernelCost:
+    def cost_of(self, eqn: Eqn, env: dict[Var, int], phase: Phase) -> KernelCost:
         """The work of an equation, bytes at its edge left out."""
         cost = compute.cost_of(eqn)
-        if eqn.primitive is not jx.dot_p:
+        if eqn.primitive is not jx.dot_p or not self.padded:
             return cost
-        arrays = [self.read(v, env, "forward") for v in eqn.invars]
+        arrays = [self.read(v, env, phase) for v in eqn.invars]
         return replace(cost, size_bytes=operands.pad_bytes(self, eqn, arrays))
 
     def add_first_stage(
@@ -226,10 +226,10 @@ class Walk:
         """Equal for equations that XLA merges; None if they cannot be compared."""
         if eqn.effects:
             return None
-        operands = tuple(
+        inputs = tuple(
             (repr(v.val), str(v.aval)) if isinstance(v, jx.Literal) else env[v] for v in eqn.invars
         )
-        key = (eqn.primitive.name, self.guard, self.loop, operands, tuple(eqn.params.items()))
+        key = (eqn.primitive.name, self.guard, self.loop, inputs, tuple(eqn.params.items()))
         try:
             hash(key)
         except TypeError:
