@@ -7,10 +7,12 @@ them: the tie goes in front of the views, and the views are made again behind it
 ops fuse into what reads them as well, if nothing wants their result in memory.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from jaxswap.apply import jaxprs
-from jaxswap.apply.jaxprs import Eqn, Var
+from jaxswap.apply.heavy import reads_memory
+from jaxswap.apply.jaxprs import Atom, Eqn, Var
 
 _LAYOUTS = frozenset(
     ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p")
@@ -71,3 +73,37 @@ def find_fused_source(
         (source,) = inputs
     is_wider = jaxprs.size_bytes(source.aval) > jaxprs.size_bytes(var.aval)
     return (var, []) if is_wider else (source, chain[::-1])
+
+
+def find_in_memory(
+    eqns: Sequence[Eqn],
+    heavy: Sequence[bool],
+    outvars: Sequence[Atom],
+    is_stored: Callable[[Eqn], bool],
+) -> set[Var]:
+    """What is in memory whatever fuses, of a program whose heavy ops are known.
+
+    What heavy ops write, a bias included, and read; what is copied, gated or returned.
+    """
+    makers = {v: e for e in eqns for v in e.outvars}
+    uses = Counter(v for e in eqns for v in jaxprs.variables(e.invars))
+    found = set(jaxprs.variables(outvars))
+    for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
+        inputs = jaxprs.variables(eqn.invars)
+        if is_heavy_op and reads_memory(eqn):
+            found.update(find_source(v, makers, is_stored)[0] for v in inputs)
+        elif not is_heavy_op and is_stored(eqn):
+            found.update(inputs)
+        if is_heavy_op or is_stored(eqn) or _is_bias(eqn, found, uses):
+            found.update(eqn.outvars)
+    return found
+
+
+def _is_bias(eqn: Eqn, in_memory: Container[Var], uses: Mapping[Var, int]) -> bool:
+    """Whether something smaller is added to a result that nothing else reads."""
+    inputs = sorted(jaxprs.variables(eqn.invars), key=lambda v: jaxprs.size_bytes(v.aval))
+    if eqn.primitive.name != "add" or len(inputs) != 2:
+        return False
+    small, result = inputs
+    is_small = jaxprs.size_bytes(small.aval) < jaxprs.size_bytes(result.aval)
+    return is_small and result in in_memory and uses[result] == 1

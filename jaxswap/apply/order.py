@@ -14,13 +14,13 @@ otherwise, and with them the end of what they read;
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.carriers import find_fused_source, find_source
-from jaxswap.apply.heavy import is_heavy, reads_memory
+from jaxswap.apply.carriers import find_fused_source, find_in_memory, find_source
+from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
 from jaxswap.apply.program import Ledger
 from jaxswap.apply.segments import find_readers, is_gate, plan_segments
@@ -85,7 +85,7 @@ class _Pinner:
         self.out: list[Eqn] = []
         self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
         self.maker = {v: e for e in eqns for v in e.outvars}
-        self.in_memory = self._find_in_memory()
+        self.in_memory = find_in_memory(eqns, self.heavy, jaxpr.outvars, self._is_stored)
         self.first_reader = find_readers(eqns, self.heavy)
         self.new: set[Var] = set()  # what was made since the last heavy op
         self.recent: list[Var] = []  # what depends on the last heavy op
@@ -233,29 +233,6 @@ class _Pinner:
             again = jaxprs.clone(eqn, dict(self.env))
             self.out.append(again)
             self.env.update(zip(eqn.outvars, again.outvars, strict=True))
-
-    def _find_in_memory(self) -> set[Var]:
-        """What a heavy op writes, a bias included, or reads; what is copied, gated or returned."""
-        found = set(jaxprs.variables(self.outvars))
-        for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
-            if is_heavy_op or self._is_stored(eqn):
-                found.update(eqn.outvars)
-            if not is_heavy_op and self._is_stored(eqn):
-                found.update(jaxprs.variables(eqn.invars))
-            if is_heavy_op and reads_memory(eqn):
-                inputs = jaxprs.variables(eqn.invars)
-                found.update(find_source(v, self.maker, self._is_stored)[0] for v in inputs)
-            if eqn.primitive.name == "add" and self._is_bias(eqn, found):
-                found.update(eqn.outvars)
-        return found
-
-    def _is_bias(self, eqn: Eqn, in_memory: Container[Var]) -> bool:
-        """Whether something small is added to a result that nothing else reads."""
-        inputs = sorted(jaxprs.variables(eqn.invars), key=lambda v: jaxprs.size_bytes(v.aval))
-        if len(inputs) != 2 or inputs[1] not in in_memory or self.uses[inputs[1]] > 1:
-            return False
-        small = jaxprs.size_bytes(inputs[0].aval) < jaxprs.size_bytes(inputs[1].aval)
-        return small or inputs[0] in self.poor_carriers
 
     def _is_stored(self, eqn: Eqn) -> bool:
         return is_heavy(eqn, self.ledger.min_heavy_bytes) or eqn.primitive in (
