@@ -124,8 +124,9 @@ def _fit(
             if verified.device_bytes <= budget_bytes:
                 return _use_room(search, compile_plan, attempt, verified, aim)
             needs.append(verified.device_bytes)
+            if verified.device_bytes * _NEAR < needed < math.inf:
+                can_overlap = False  # without, it is far less
             needed = min(needed, verified.device_bytes)
-            can_overlap &= attempt.overlaps  # it was tried, and had far too much
             is_last = done == ROUNDS or floor is not None
             if needed <= _NEAR * budget_bytes and not is_last:
                 break  # aimed a little lower, it will fit

@@ -108,15 +108,18 @@ def test_where_overlap_takes_much_memory_the_copies_wait():
     assert found.compiler_options() == {}
 
 
-def test_where_overlap_takes_far_too_much_it_is_not_tried_again():
+@pytest.mark.parametrize(
+    ("with_overlap", "tried_last"), [(115, [False]), (105, [True])], ids=["far more", "as much"]
+)
+def test_overlap_is_not_tried_again_where_it_takes_far_more(with_overlap, tried_last):
     tried = []
 
     def compile_plan(plan):
         tried.append(plan.overlaps)
-        return Compiled(115 if plan.overlaps else 101 if len(tried) < 3 else 99)
+        return Compiled(99 if len(tried) == 3 else with_overlap if plan.overlaps else 104)
 
     confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
-    assert tried == [True, False, False]
+    assert tried == [True, False, *tried_last]
 
 
 def test_where_overlap_takes_a_little_too_much_the_next_plan_aims_lower():
