@@ -85,6 +85,7 @@ class _Pinner:
         self.out: list[Eqn] = []
         self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
         self.maker = {v: e for e in eqns for v in e.outvars}
+        self.has_pool = any(e.primitive.name in _TAKEN_APART for e in eqns)
         self.in_memory = find_in_memory(eqns, self.heavy, jaxpr.outvars, self._is_stored)
         self.first_reader = find_readers(eqns, self.heavy)
         self.new: set[Var] = set()  # what was made since the last heavy op
@@ -119,8 +120,8 @@ class _Pinner:
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
         self.uses.subtract(v for g in group for v in jaxprs.variables(g.invars))
         anchor = self._choose_anchor(heavy_eqn)
-        # A number by itself needs no turn, only to be another than one that is not gated.
-        if anchor is not None and jaxprs.variables(sources):
+        # A number by itself needs a turn only where a pooling gradient could share its zeros.
+        if anchor is not None and (jaxprs.variables(sources) or (group and self.has_pool)):
             *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
         else:
             fresh = [self._barrier(s)[0] for s in sources]
