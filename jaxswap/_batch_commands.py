@@ -20,8 +20,8 @@ _EXAMPLE = """\
    batch    unplanned  fits  as written  ...   planned  replayed   samples/s
        4     2.85 GiB   yes        27.9              –      23.5
   →    8     4.72 GiB   yes        28.8              –      24.2
-      16     8.48 GiB   yes        29.2              –      23.9
-      32    15.97 GiB    no        29.5           28.4      21.3"""
+      16     8.48 GiB   yes        29.2              –      24.2
+      32    15.97 GiB    no        29.5           28.2      22.4"""
 
 
 def add_batch(commands: Any) -> None:

@@ -19,17 +19,17 @@ _PLAN_EXAMPLE = """\
   $ jaxswap plan jaxswap.demo:step --device rtx3090 --budget 16GiB --planner greedy \\
       --report step.html
   jaxswap.demo:step on rtx3090, planned by greedy, seed 0
-  fits its budget: 13.73 GiB of 16.00 GiB (compiled)
+  fits its budget: 14.98 GiB of 16.00 GiB (compiled)
 
                             as written    planned   change
-  device memory (compiled)   18.20 GiB  13.73 GiB  −24.6 %
-  step time (replayed)          922 ms     871 ms   −5.6 %
+  device memory (compiled)   21.55 GiB  14.98 GiB  −30.5 %
+  step time (replayed)          810 ms     822 ms   +1.5 %
     ...
   wrote step.html"""
 _DEMO_EXAMPLE = """\
   $ jaxswap demo
   jaxswap.demo:step on rtx3090, planned by greedy, seed 0
-  fits its budget: 13.73 GiB of 16.00 GiB (compiled)
+  fits its budget: 14.98 GiB of 16.00 GiB (compiled)
     ...
   wrote jaxswap-demo.html"""
 
