@@ -61,6 +61,11 @@ class _Server:
         }
         self.host: dict[Var, Eqn] = {}
         self.carrier: Var | None = None  # the gradient that the op being served reads
+        # A loop of small ops alone has nothing to merge with and no order to keep, and each gate
+        # would cost it a kernel per trip.
+        self.gates_clones = not program.is_body or any(
+            is_heavy(eqn, ledger.min_heavy_bytes) for eqn in program.eqns
+        )
 
     @property
     def num_heavy(self) -> int:
@@ -186,7 +191,7 @@ class _Server:
         if action == "offload":
             var = self._serve(var)
             return var if self.carrier is None else self._gate(var, self.carrier)
-        return self._gate(var, self.carrier)
+        return self._gate(var, self.carrier) if self.gates_clones else var
 
     # Gates.
 
