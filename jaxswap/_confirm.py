@@ -12,6 +12,7 @@ the answer. To compile takes longer than all the rest, so that what promises lit
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap._units import format_bytes
@@ -31,14 +32,20 @@ _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
 _SLOWNESS = (3.0, 1.0, math.inf)
 # How much faster than the best so far a plan has to promise to be.
 _PROMISE = 0.97
-# With an excess of more than this, the same plan is compiled with its copies not beside compute.
-_NEAR = 1.03
 # Waiting that is worth another plan, and that is worth compiling once more with hints.
 _WAITS_LONG, _WAITS = 0.03, 0.01
 _HINT_ROUNDS = 3
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
+
+
+class _Tried(NamedTuple):
+    """A plan, its compiled step, and the bytes it was searched for."""
+
+    plan: Plan
+    verified: Verified
+    aim: int
 
 
 def confirm_plan(
@@ -79,10 +86,14 @@ def _is_promising(found: Plan, best: tuple[Plan, Verified] | None) -> bool:
     """Whether a plan could be faster than the best, if the forecasts of both are off by as much."""
     if best is None:
         return True
-    plan, timeline = best[0], best[1].timeline
-    compute_s = timeline.step_s - timeline.stall_s
+    return _expect_s(found, *best) < _PROMISE * best[1].timeline.step_s
+
+
+def _expect_s(found: Plan, plan: Plan, verified: Verified) -> float:
+    """Seconds of a plan's step, if its forecast is off by as much as that of another."""
+    compute_s = verified.timeline.step_s - verified.timeline.stall_s
     scale = compute_s / max(plan.forecast.step_s - plan.forecast.stall_s, 1e-30)
-    return scale * found.forecast.step_s < _PROMISE * timeline.step_s
+    return scale * found.forecast.step_s
 
 
 def _can_win(verified: Verified, best: tuple[Plan, Verified] | None) -> bool:
@@ -101,38 +112,38 @@ def _fit(
 
     Gives up, with None, on a plan that cannot be faster than the best.
     """
-    aim, floor, needs, can_overlap = budget_bytes, None, [], True
+    aim, needs = budget_bytes, []
+    last: _Tried | None = None
     for done in range(1, ROUNDS + 1):
+        is_last = done == ROUNDS
         try:
             found = search(aim)
         except BudgetInfeasibleError as error:
             # What was aimed at is too low, but the floor itself has not been tried yet.
-            if not needs or error.floor_bytes is None:
+            if last is None or error.floor_bytes is None:
                 raise
-            aim = floor = error.floor_bytes
-            try:
-                found = search(aim)
-            except BudgetInfeasibleError:  # the floor is another planner's
-                break
-        if not _is_promising(found, best):
+            aim, is_last = error.floor_bytes, True
+            found = _search_or_none(search, aim)
+        if found is not None and not _is_promising(found, best):
             return None
-        needed = math.inf
-        for attempt in _in_turn(found)[0 if can_overlap else -1 :]:
+        turns = []
+        if last is not None and (found is None or _is_slower_than_waiting(found, last)):
+            turns += _without_overlap(last.plan, last.aim)
+        if found is not None:
+            turns += [(found, aim), *(_without_overlap(found, aim) if is_last else ())]
+        for attempt, aimed_at in turns:
             verified = compile_plan(attempt)
             if not _can_win(verified, best):
                 return None
             if verified.device_bytes <= budget_bytes:
-                return _use_room(search, compile_plan, attempt, verified, aim)
+                return _use_room(search, compile_plan, attempt, verified, aimed_at)
             needs.append(verified.device_bytes)
-            if verified.device_bytes * _NEAR < needed < math.inf:
-                can_overlap = False  # without, it is far less
-            needed = min(needed, verified.device_bytes)
-            is_last = done == ROUNDS or floor is not None
-            if needed <= _NEAR * budget_bytes and not is_last:
-                break  # aimed a little lower, it will fit
-        if floor is not None:
+            if attempt is found:
+                last = _Tried(attempt, verified, aim)
+        if is_last or last is None:
             break
-        aim -= max(int((needed - budget_bytes) * _OVERSHOOT), int(_LEAST * budget_bytes))
+        excess = last.verified.device_bytes - budget_bytes
+        aim -= max(int(excess * _OVERSHOOT), int(_LEAST * budget_bytes))
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
         f"tried needs {format_bytes(min(needs))}. Raise `budget` to that.",
@@ -151,11 +162,8 @@ def _use_room(
     room = found.budget_bytes - verified.device_bytes
     if room < _ROOM * found.budget_bytes:
         return found, verified
-    try:
-        larger = search(aim + int(_USED * room))
-    except BudgetInfeasibleError:  # searches with a time limit may end with less
-        return found, verified
-    if larger.forecast.step_s > _FASTER * found.forecast.step_s:
+    larger = _search_or_none(search, aim + int(_USED * room))
+    if larger is None or larger.forecast.step_s > _FASTER * found.forecast.step_s:
         return found, verified
     larger = dataclasses.replace(larger, overlaps=found.overlaps)
     again = compile_plan(larger)
@@ -164,11 +172,26 @@ def _use_room(
     return (larger, again) if is_faster and fits else (found, verified)
 
 
-def _in_turn(found: Plan) -> list[Plan]:
-    """A plan, and the same one with its copies not beside compute, which needs less memory."""
-    return (
-        [found, dataclasses.replace(found, overlaps=False)] if found.names("offload") else [found]
-    )
+def _search_or_none(search: Callable[[int], Plan], aim: int) -> Plan | None:
+    """A plan; None where the floor is another planner's, or a time limit ended the search."""
+    try:
+        return search(aim)
+    except BudgetInfeasibleError:
+        return None
+
+
+def _without_overlap(found: Plan, aim: int) -> list[tuple[Plan, int]]:
+    """The same plan with its copies not beside compute, which often needs less memory."""
+    return [(dataclasses.replace(found, overlaps=False), aim)] if found.names("offload") else []
+
+
+def _is_slower_than_waiting(found: Plan, last: _Tried) -> bool:
+    """Whether a plan of fewer bytes is slower than the one before it, waiting for each copy."""
+    # Of long loops the timeline shows a part: waiting looks cheaper than it is, and is tried.
+    timeline = last.verified.timeline
+    copies_s = sum(e.duration_s for e in timeline.events if e.stream != "compute")
+    waiting_s = timeline.step_s - timeline.stall_s + copies_s
+    return _expect_s(found, last.plan, last.verified) > waiting_s
 
 
 def compile_with_hints(

@@ -95,43 +95,61 @@ def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
         confirm_plan(search, lambda _: Compiled(next(sizes)), 100)
 
 
-def test_where_overlap_takes_much_memory_the_copies_wait():
+def find_with_offloads(seconds_at):
+    """A search whose plans have offloads, and take as long as `seconds_at` says for an aim."""
+
+    def find(aim):
+        forecast = Forecast(peak_bytes=1, step_s=seconds_at(aim))
+        return dataclasses.replace(make_plan(action="offload"), forecast=forecast)
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("lower_s", "expected"),
+    [(1.11, [True, False]), (1.09, [True, True])],
+    ids=["waiting is faster", "fewer bytes are faster"],
+)
+def test_what_does_not_fit_waits_for_its_copies_or_aims_lower(lower_s, expected):
+    """Forecasts are half of what is replayed: 2 s, and 2.2 s with its copies waited for."""
+    tried = []
+    search = Search(find_with_offloads(lambda aim: 1.0 if aim == 100 else lower_s))
+    events = (Event("copy-start.1", "to_host", 0.05), Event("copy-start.2", "to_device", 0.15))
+
+    def compile_plan(plan):
+        tried.append(plan.overlaps)
+        return Compiled(104 if len(tried) == 1 else 99, 2.0, events=events)
+
+    found = confirm_plan(search, compile_plan, 100)
+    assert tried[:2] == expected
+    assert search.aims == [100, 96]
+    assert (found.overlaps, found.compiled_bytes) == (expected[-1], 99)
+    assert bool(found.compiler_options()) == expected[-1]
+
+
+def test_the_last_plan_of_all_is_tried_without_overlap_too():
     tried = []
 
     def compile_plan(plan):
         tried.append(plan.overlaps)
         return Compiled(104 if plan.overlaps else 99)
 
-    found = confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
-    assert tried == [True, False]
+    search = Search(find_with_offloads(lambda aim: 1.0 - (100 - aim) / 1000))
+    assert not confirm_plan(search, compile_plan, 100).overlaps
+    assert tried == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize("can_reach", [True, False])
+def test_at_the_floor_copies_wait_before_it_gives_up(can_reach):
+    def find(aim):
+        if aim < 95 or (aim == 95 and not can_reach):
+            raise BudgetInfeasibleError("too low", floor_bytes=95)
+        return make_plan(action="offload")
+
+    search = Search(find)
+    found = confirm_plan(search, lambda plan: Compiled(120 if plan.overlaps else 99), 100)
+    assert search.aims == [100, 78, 95]
     assert (found.overlaps, found.compiled_bytes) == (False, 99)
-    assert found.compiler_options() == {}
-
-
-@pytest.mark.parametrize(
-    ("with_overlap", "tried_last"), [(115, [False]), (105, [True])], ids=["far more", "as much"]
-)
-def test_overlap_is_not_tried_again_where_it_takes_far_more(with_overlap, tried_last):
-    tried = []
-
-    def compile_plan(plan):
-        tried.append(plan.overlaps)
-        return Compiled(99 if len(tried) == 3 else with_overlap if plan.overlaps else 104)
-
-    confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
-    assert tried == [True, False, *tried_last]
-
-
-def test_where_overlap_takes_a_little_too_much_the_next_plan_aims_lower():
-    tried, search = [], Search(lambda aim: make_plan(action="offload"))
-
-    def compile_plan(plan):
-        tried.append(plan.overlaps)
-        return Compiled(102 if len(tried) == 1 else 99)
-
-    confirm_plan(search, compile_plan, 100)
-    assert tried == [True, True]
-    assert search.aims == [100, 98]
 
 
 def test_a_plan_that_trusts_the_link_can_fit_where_a_careful_one_does_not():
