@@ -3,10 +3,11 @@
 Input: ways to search a plan for a budget and to compile one. Output: a plan whose *compiled*
 step is within the budget, with what the compiler says of it.
 The forecast is off by some percent, and the compiler has the last word: what the compiled step
-has too much, the next search aims lower by; what it leaves free, one more may have. XLA orders
-copies in its own way, and not all overlap as forecast: a plan that trusts the link less comes
-first, and one that trusts it fully has to promise more. Of all that fit, the fastest by replay is
-the answer. To compile takes longer than all the rest, so that what promises little is left out.
+has too much, the next search aims lower by, unless it is faster to let the step wait for each of
+its copies, which takes less memory; what it leaves free, one more may have. XLA orders copies in
+its own way, and not all overlap as forecast: a plan that trusts the link less comes first, and one
+that trusts it fully has to promise more. Of all that fit, the fastest by replay is the answer. To
+compile takes longer than all the rest, so that what promises little is left out.
 """
 
 import dataclasses
@@ -32,20 +33,22 @@ _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
 _SLOWNESS = (3.0, 1.0, math.inf)
 # How much faster than the best so far a plan has to promise to be.
 _PROMISE = 0.97
+# A step that waits for each copy has to need this much less for the next plans to do so too.
+_NEAR = 1.03
 # Waiting that is worth another plan, and that is worth compiling once more with hints.
-_WAITS_LONG, _WAITS = 0.03, 0.01
+_WAITS_LONG, _WAITS = 0.03, 0.005
 _HINT_ROUNDS = 3
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
 
 
-class _Tried(NamedTuple):
-    """A plan, its compiled step, and the bytes it was searched for."""
+class _Lower(NamedTuple):
+    """A plan for fewer bytes, what it was searched for, and whether none is lower."""
 
     plan: Plan
-    verified: Verified
     aim: int
+    is_floor: bool
 
 
 def confirm_plan(
@@ -112,38 +115,32 @@ def _fit(
 
     Gives up, with None, on a plan that cannot be faster than the best.
     """
-    aim, needs = budget_bytes, []
-    last: _Tried | None = None
+    found, aim, is_last, overlaps, needs = search(budget_bytes), budget_bytes, False, True, []
     for done in range(1, ROUNDS + 1):
-        is_last = done == ROUNDS
-        try:
-            found = search(aim)
-        except BudgetInfeasibleError as error:
-            # What was aimed at is too low, but the floor itself has not been tried yet.
-            if last is None or error.floor_bytes is None:
-                raise
-            aim, is_last = error.floor_bytes, True
-            found = _search_or_none(search, aim)
-        if found is not None and not _is_promising(found, best):
+        is_last = is_last or done == ROUNDS
+        if not _is_promising(found, best):
             return None
-        turns = []
-        if last is not None and (found is None or _is_slower_than_waiting(found, last)):
-            turns += _without_overlap(last.plan, last.aim)
-        if found is not None:
-            turns += [(found, aim), *(_without_overlap(found, aim) if is_last else ())]
-        for attempt, aimed_at in turns:
-            verified = compile_plan(attempt)
-            if not _can_win(verified, best):
-                return None
-            if verified.device_bytes <= budget_bytes:
-                return _use_room(search, compile_plan, attempt, verified, aimed_at)
-            needs.append(verified.device_bytes)
-            if attempt is found:
-                last = _Tried(attempt, verified, aim)
-        if is_last or last is None:
+        found = dataclasses.replace(found, overlaps=overlaps)
+        verified = compile_plan(found)
+        if verified.device_bytes <= budget_bytes:
+            return _use_room(search, compile_plan, found, verified, aim)
+        if not _can_win(verified, best):
+            return None
+        needs.append(verified.device_bytes)
+        look = lambda needed, at=aim: _search_lower(search, at, needed - budget_bytes, budget_bytes)
+        lower = None if is_last else look(verified.device_bytes)
+        if overlaps and found.names("offload") and _should_wait(found, verified, lower, best):
+            waiting = dataclasses.replace(found, overlaps=False)
+            again = compile_plan(waiting)
+            if again.device_bytes <= budget_bytes:
+                return _use_room(search, compile_plan, waiting, again, aim)
+            needs.append(again.device_bytes)
+            if again.device_bytes * _NEAR < verified.device_bytes:
+                overlaps = False
+                lower = None if is_last else look(again.device_bytes)
+        if lower is None:
             break
-        excess = last.verified.device_bytes - budget_bytes
-        aim -= max(int(excess * _OVERSHOOT), int(_LEAST * budget_bytes))
+        found, aim, is_last = lower
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
         f"tried needs {format_bytes(min(needs))}. Raise `budget` to that.",
@@ -172,6 +169,22 @@ def _use_room(
     return (larger, again) if is_faster and fits else (found, verified)
 
 
+def _search_lower(
+    search: Callable[[int], Plan], aim: int, excess_bytes: int, budget_bytes: int
+) -> _Lower | None:
+    """The plan to try after one whose compiled step had some bytes too many; None if none is left.
+
+    Where nothing fits what is aimed at then, it is the plan of the fewest bytes there is.
+    """
+    aim -= max(int(excess_bytes * _OVERSHOOT), int(_LEAST * budget_bytes))
+    try:
+        return _Lower(search(aim), aim, is_floor=False)
+    except BudgetInfeasibleError as error:
+        aim = error.floor_bytes or 0
+    found = _search_or_none(search, aim)
+    return None if found is None else _Lower(found, aim, is_floor=True)
+
+
 def _search_or_none(search: Callable[[int], Plan], aim: int) -> Plan | None:
     """A plan; None where the floor is another planner's, or a time limit ended the search."""
     try:
@@ -180,18 +193,22 @@ def _search_or_none(search: Callable[[int], Plan], aim: int) -> Plan | None:
         return None
 
 
-def _without_overlap(found: Plan, aim: int) -> list[tuple[Plan, int]]:
-    """The same plan with its copies not beside compute, which often needs less memory."""
-    return [(dataclasses.replace(found, overlaps=False), aim)] if found.names("offload") else []
-
-
-def _is_slower_than_waiting(found: Plan, last: _Tried) -> bool:
-    """Whether a plan of fewer bytes is slower than the one before it, waiting for each copy."""
-    # Of long loops the timeline shows a part: waiting looks cheaper than it is, and is tried.
-    timeline = last.verified.timeline
-    copies_s = sum(e.duration_s for e in timeline.events if e.stream != "compute")
-    waiting_s = timeline.step_s - timeline.stall_s + copies_s
-    return _expect_s(found, last.plan, last.verified) > waiting_s
+def _should_wait(
+    found: Plan, verified: Verified, lower: _Lower | None, best: tuple[Plan, Verified] | None
+) -> bool:
+    """Whether a plan that waits for each copy is faster than the next one, and than the best."""
+    timeline = verified.timeline
+    waiting_s = timeline.step_s - timeline.stall_s
+    for stream, total in (
+        ("to_host", timeline.to_host_bytes),
+        ("to_device", timeline.to_device_bytes),
+    ):
+        copies = [event for event in timeline.events if event.stream == stream]
+        # Of a long loop the timeline has a part of the trips, but the bytes of all.
+        shown = sum(event.size_bytes for event in copies)
+        waiting_s += sum(event.duration_s for event in copies) * (total / shown if shown else 1.0)
+    next_s = _expect_s(lower.plan, found, verified) if lower else math.inf
+    return waiting_s < min(next_s, _PROMISE * best[1].timeline.step_s if best else math.inf)
 
 
 def compile_with_hints(

@@ -220,7 +220,6 @@ def test_a_sum_over_one_element_makes_nothing():
     [
         (256, jnp.float16, "t4", 0),
         (250, jnp.float16, "t4", 2 * (250 + 256) * 512),
-        (1, jnp.float16, "t4", 0),  # a product with a vector is none of the library's
         (250, jnp.bfloat16, "t4", 0),
         (250, jnp.float32, "t4", 0),
         (250, jnp.float16, "h100-sxm", 0),  # XLA writes the dot itself
@@ -234,6 +233,13 @@ def test_dots_in_f16_are_padded_to_multiples_of_eight_on_old_gpus(
     (op,) = trace_program(dot, *args, device=find_device(device)).ops
     edge = (2 * rows * 512 + 512 * 512) * jnp.dtype(dtype).itemsize
     assert op.cost.size_bytes == edge + padded_bytes
+
+
+@pytest.mark.parametrize("shapes", [((1, 500), (500, 510)), ((510, 500), (500, 1))])
+def test_a_product_with_a_vector_pads_neither(shapes):
+    args = [shaped(*shape, dtype=jnp.float16) for shape in shapes]
+    (op,) = trace_program(lambda x, w: x @ w, *args, device=find_device("t4")).ops
+    assert op.cost.size_bytes == 2 * (500 + 500 * 510 + 510)
 
 
 def test_what_two_dots_read_is_padded_once():

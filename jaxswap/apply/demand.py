@@ -7,7 +7,8 @@ first backward equation that needs it.
 
 What a recomputation starts from is read through a *gate*, an `optimization_barrier` of its
 own: without it XLA would find the same op in the forward pass, merge the two, and keep alive
-what was to be forgotten. `order.py` later ties gates to the op they have to wait for.
+what was to be forgotten. `order.py` later ties gates to the op they have to wait for. Bodies of
+small ops have none: forward and backward are two loops there.
 """
 
 import math
@@ -63,9 +64,9 @@ class _Server:
         self.carrier: Var | None = None  # the gradient that the op being served reads
         # A loop of small ops alone has nothing to merge with and no order to keep, and each gate
         # would cost it a kernel per trip.
-        self.gates_clones = not program.is_body or any(
-            is_heavy(eqn, ledger.min_heavy_bytes) for eqn in program.eqns
-        )
+        is_loop = program.is_body and not program.is_unrolled
+        has_heavy = any(is_heavy(eqn, ledger.min_heavy_bytes) for eqn in program.eqns)
+        self.gates_clones = has_heavy or not is_loop
 
     @property
     def num_heavy(self) -> int:

@@ -65,6 +65,8 @@ class Program:
         saved: variables that the user's own policies save, or that are in host memory anyway.
         is_body: whether it is an iteration of a loop; the next iterations of the forward
             pass then come between its forward and its backward part.
+        is_unrolled: whether all iterations of that loop are written out, so that XLA sees both
+            parts in one computation.
         can_offload: whether its values may be offloaded one by one. In loops in loops, and
             with some versions of XLA in loops that run backwards, only whole stacks can.
     """
@@ -79,6 +81,7 @@ class Program:
     prefix: str
     saved: set[Var] = field(default_factory=set)
     is_body: bool = False
+    is_unrolled: bool = False
     can_offload: bool = True
 
     def __iter__(self) -> Iterator[tuple[Eqn, Part]]:

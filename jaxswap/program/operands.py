@@ -62,18 +62,18 @@ def lay_out(walk: "Walk", eqn: Eqn, position: int, array: int, phase: Phase) -> 
 
 def pad_bytes(walk: "Walk", eqn: Eqn, arrays: list[int]) -> float:
     """Bytes that are read and written to pad the operands of a dot, each array once."""
+    dtypes = {str(v.aval.dtype) for v in eqn.invars}
+    as_matrices = [_sizes(eqn, position) for position in range(len(arrays))]
+    if not dtypes <= walk.padded or any(1 in sizes for sizes in as_matrices):
+        return 0.0
     total = 0.0
-    for position, array in enumerate(arrays):
-        aval = eqn.invars[position].aval
-        sizes = _sizes(eqn, position)
+    for array, v, sizes in zip(arrays, eqn.invars, as_matrices, strict=True):
         wanted = [-(-n // _MULTIPLE) * _MULTIPLE for n in sizes]
         key = ("pad", array, *sizes, walk.loop, walk.guard)
-        dtypes = {str(v.aval.dtype) for v in eqn.invars}
-        if not dtypes <= walk.padded or wanted == sizes or 1 in sizes or key in walk.merged:
+        if wanted == sizes or key in walk.merged:
             continue
         walk.merged[key] = [array]
-        size_bytes = jaxprs.size_bytes(aval)
-        total += size_bytes * (1.0 + math.prod(wanted) / max(math.prod(sizes), 1))
+        total += jaxprs.size_bytes(v.aval) * (1.0 + math.prod(wanted) / max(math.prod(sizes), 1))
     return total
 
 
