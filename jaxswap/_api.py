@@ -4,6 +4,7 @@
 arguments, and goes round again until the *compiled* step is within the budget.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,29 @@ def plan(
     Raises:
         BudgetInfeasibleError: no plan fits. The message names the floor.
     """
+    return plan_to_beat(
+        math.inf, fn, *args, budget=budget, device=device, planner=planner,
+        donate_argnums=donate_argnums, host_budget=host_budget, confirm=confirm, seed=seed,
+        time_limit_s=time_limit_s, cache=cache, progress=progress,
+    )  # fmt: skip
+
+
+def plan_to_beat(
+    to_beat_s: float,
+    fn: Callable,
+    *args: Any,
+    budget: Budget,
+    device: Device | str | None = None,
+    planner: str = "genetic",
+    donate_argnums: int | tuple[int, ...] = (),
+    host_budget: Budget | None = None,
+    confirm: bool = True,
+    seed: int = 0,
+    time_limit_s: float | None = None,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> Plan:
+    """Like `plan`; raises `TooSlowError` early where no plan can take less than `to_beat_s`."""
     target = Device.detect() if device is None else find_device(device)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     budget_bytes = parse_budget(budget, target)
@@ -97,7 +121,7 @@ def plan(
             return verify(fn, *args, device=target, plan=found, donate_argnums=donated)
 
         if confirm:
-            found = _search_and_confirm(problem, search, compile_plan)
+            found = _search_and_confirm(problem, search, compile_plan, to_beat_s)
         else:
             found = search(budget_bytes)
     if plans is None:
@@ -112,14 +136,17 @@ def _open_cache(fn: Callable, args: tuple, device: Device, asked: tuple) -> Plan
 
 
 def _search_and_confirm(
-    problem: Problem, search: Search, compile_plan: Callable[[Plan], Verified]
+    problem: Problem,
+    search: Search,
+    compile_plan: Callable[[Plan], Verified],
+    to_beat_s: float,
 ) -> Plan:
     budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
     if budget_bytes < peak_bytes <= _NEARLY * budget_bytes:
         verified = compile_plan(empty := search(peak_bytes, 1.0))
         if verified.device_bytes <= budget_bytes:
             return mark_confirmed(empty, verified)
-    return confirm_plan(search, compile_plan, budget_bytes)
+    return confirm_plan(search, compile_plan, budget_bytes, to_beat_s)
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:

@@ -7,6 +7,7 @@ the best of them and its neighbours are planned as asked for, compiled, and comp
 and so on from the best of these.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +15,9 @@ from typing import Any
 
 import jax
 
-from jaxswap._api import plan as make_confirmed_plan
+from jaxswap._api import plan_to_beat
 from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
+from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap._terminal import shown_progress
 from jaxswap._units import format_bytes
@@ -97,7 +99,7 @@ class _Search:
     def __post_init__(self):
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
-        self.plans: dict[int, Plan | None] = {}  # confirmed; None if no plan fits
+        self.plans: dict[int, Plan | None] = {}  # confirmed; None if none fits and is fast
 
     def run(self, asked: list[int] | None) -> BatchChoice:
         sizes = self._look_around(asked)
@@ -183,7 +185,7 @@ class _Search:
                 return
 
     def _find_rate(self, size: int) -> float | None:
-        """Samples per second of a size, planned, compiled and replayed; None if no plan fits."""
+        """Samples per second of a size, compiled and replayed; None if no plan fits and pays."""
         if size not in self.plans:
             self.plans[size] = self._compile(size)
         plan = self.plans[size]
@@ -199,13 +201,18 @@ class _Search:
 
     def _compile(self, size: int) -> Plan | None:
         self.report(0, 1, f"planning and compiling batch {size}")
+        best = max(
+            (b / p.replayed_s for b, p in self.plans.items() if p and p.replayed_s), default=0
+        )
         try:
-            return make_confirmed_plan(
+            # What is slower than another size by more than the gain that counts is not chosen.
+            return plan_to_beat(
+                size * (1.0 + batch.MIN_GAIN) / best if best else math.inf,
                 self.fn, *self.make_args(size), budget=self.budget_bytes, device=self.device,
                 planner=self.planner, donate_argnums=self.donated, seed=self.seed,
                 progress=self.report,
             )  # fmt: skip
-        except BudgetInfeasibleError:
+        except (BudgetInfeasibleError, TooSlowError):
             return None
 
     def _row(

@@ -43,6 +43,10 @@ Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
 
 
+class TooSlowError(Exception):
+    """What could fit is not as fast as it has to be: nothing was confirmed."""
+
+
 class _Lower(NamedTuple):
     """A plan for fewer bytes, what it was searched for, and whether none is lower."""
 
@@ -52,7 +56,10 @@ class _Lower(NamedTuple):
 
 
 def confirm_plan(
-    search: Search, compile_plan: Callable[[Plan], Verified], budget_bytes: int
+    search: Search,
+    compile_plan: Callable[[Plan], Verified],
+    budget_bytes: int,
+    to_beat_s: float = math.inf,
 ) -> Plan:
     """The fastest plan, by replay, of a few whose compiled steps are within the budget.
 
@@ -60,9 +67,11 @@ def confirm_plan(
         search: raises `BudgetInfeasibleError` where no plan fits.
         compile_plan: compiles the step under a plan.
         budget_bytes: what the compiled step may need.
+        to_beat_s: seconds of a step from which on a plan is of no use.
 
     Raises:
         BudgetInfeasibleError: no plan fits, forecast or compiled.
+        TooSlowError: every plan was given up since it would not be faster than that.
     """
     best: tuple[Plan, Verified] | None = None
     failed: BudgetInfeasibleError | None = None
@@ -71,25 +80,22 @@ def confirm_plan(
             break
         search_at = lambda aim, at=slowness: search(aim, at)
         try:
-            fitting = _fit(search_at, compile_plan, budget_bytes, best)
+            limit_s = min(to_beat_s, _PROMISE * best[1].timeline.step_s if best else math.inf)
+            fitting = _fit(search_at, compile_plan, budget_bytes, best, limit_s)
         except BudgetInfeasibleError as error:
             failed = min(failed or error, error, key=lambda each: each.floor_bytes or math.inf)
             continue
         if fitting is not None:
-            to_beat_s = best[1].timeline.step_s if best else math.inf
-            found = compile_with_hints(*fitting, compile_plan, to_beat_s)
+            found = compile_with_hints(*fitting, compile_plan, limit_s)
             best = min(best or found, found, key=lambda each: each[1].timeline.step_s)
     if best is None:
-        assert failed is not None
-        raise failed
+        raise failed or TooSlowError
     return mark_confirmed(*best)
 
 
-def _is_promising(found: Plan, best: tuple[Plan, Verified] | None) -> bool:
-    """Whether a plan could be faster than the best, if the forecasts of both are off by as much."""
-    if best is None:
-        return True
-    return _expect_s(found, *best) < _PROMISE * best[1].timeline.step_s
+def _is_promising(found: Plan, best: tuple[Plan, Verified] | None, limit_s: float) -> bool:
+    """Whether a plan could be fast enough, if its forecast is off by as much as the best's."""
+    return best is None or _expect_s(found, *best) < limit_s
 
 
 def _expect_s(found: Plan, plan: Plan, verified: Verified) -> float:
@@ -99,10 +105,9 @@ def _expect_s(found: Plan, plan: Plan, verified: Verified) -> float:
     return scale * found.forecast.step_s
 
 
-def _can_win(verified: Verified, best: tuple[Plan, Verified] | None) -> bool:
-    """Whether a compiled step would be as much faster as promised if it waited for nothing."""
-    compute_s = verified.timeline.step_s - verified.timeline.stall_s
-    return best is None or compute_s < _PROMISE * best[1].timeline.step_s
+def _can_win(verified: Verified, limit_s: float) -> bool:
+    """Whether a compiled step would be fast enough if it waited for nothing."""
+    return verified.timeline.step_s - verified.timeline.stall_s < limit_s
 
 
 def _fit(
@@ -110,26 +115,27 @@ def _fit(
     compile_plan: Callable[[Plan], Verified],
     budget_bytes: int,
     best: tuple[Plan, Verified] | None,
+    limit_s: float,
 ) -> tuple[Plan, Verified] | None:
     """Plans, compiles and compares, until the compiled step is within the budget.
 
-    Gives up, with None, on a plan that cannot be faster than the best.
+    Gives up, with None, on a plan whose step cannot take less than `limit_s`.
     """
     found, aim, is_last, overlaps, needs = search(budget_bytes), budget_bytes, False, True, []
     for done in range(1, ROUNDS + 1):
         is_last = is_last or done == ROUNDS
-        if not _is_promising(found, best):
+        if not _is_promising(found, best, limit_s):
             return None
         found = dataclasses.replace(found, overlaps=overlaps)
         verified = compile_plan(found)
         if verified.device_bytes <= budget_bytes:
             return _use_room(search, compile_plan, found, verified, aim)
-        if not _can_win(verified, best):
+        if not _can_win(verified, limit_s):
             return None
         needs.append(verified.device_bytes)
         look = lambda needed, at=aim: _search_lower(search, at, needed - budget_bytes, budget_bytes)
         lower = None if is_last else look(verified.device_bytes)
-        if overlaps and found.names("offload") and _should_wait(found, verified, lower, best):
+        if overlaps and found.names("offload") and _should_wait(found, verified, lower, limit_s):
             waiting = dataclasses.replace(found, overlaps=False)
             again = compile_plan(waiting)
             if again.device_bytes <= budget_bytes:
@@ -193,10 +199,8 @@ def _search_or_none(search: Callable[[int], Plan], aim: int) -> Plan | None:
         return None
 
 
-def _should_wait(
-    found: Plan, verified: Verified, lower: _Lower | None, best: tuple[Plan, Verified] | None
-) -> bool:
-    """Whether a plan that waits for each copy is faster than the next one, and than the best."""
+def _should_wait(found: Plan, verified: Verified, lower: _Lower | None, limit_s: float) -> bool:
+    """Whether a plan that waits for each copy is faster than the next one, and fast enough."""
     timeline = verified.timeline
     waiting_s = timeline.step_s - timeline.stall_s
     for stream, total in (
@@ -208,7 +212,7 @@ def _should_wait(
         shown = sum(event.size_bytes for event in copies)
         waiting_s += sum(event.duration_s for event in copies) * (total / shown if shown else 1.0)
     next_s = _expect_s(lower.plan, found, verified) if lower else math.inf
-    return waiting_s < min(next_s, _PROMISE * best[1].timeline.step_s if best else math.inf)
+    return waiting_s < min(next_s, limit_s)
 
 
 def compile_with_hints(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxswap._confirm import compile_with_hints, confirm_plan
+from jaxswap._confirm import TooSlowError, compile_with_hints, confirm_plan
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.hints import lengthen_hints, make_hints
@@ -344,6 +344,21 @@ def test_a_plan_that_would_lose_without_waiting_is_given_up_at_once(stall_s, rou
 
     assert confirm_plan(search, compile_plan, 100).compiled_bytes == 97
     assert len(tried) == rounds
+
+
+@pytest.mark.parametrize(("to_beat_s", "compiled"), [(1.8, 3), (1.9, 12)])
+def test_what_would_be_of_no_use_is_given_up_at_once(to_beat_s, compiled):
+    """2 − 0.2 s of compute; nothing fits, in four rounds for each of three links."""
+    tried = []
+
+    def compile_plan(plan):
+        tried.append(plan)
+        return Compiled(150, 2.0, 0.2)
+
+    error = TooSlowError if compiled == 3 else BudgetInfeasibleError
+    with pytest.raises(error):
+        confirm_plan(lambda aim, slowness: make_plan(), compile_plan, 100, to_beat_s)
+    assert len(tried) == compiled
 
 
 @pytest.mark.parametrize(("to_beat_s", "rounds"), [(math.inf, 3), (7.0, 3), (6.9, 1)])
