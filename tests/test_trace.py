@@ -235,6 +235,22 @@ def test_dots_in_f16_are_padded_to_multiples_of_eight_on_old_gpus(
     assert op.cost.size_bytes == edge + padded_bytes
 
 
+@pytest.mark.parametrize(("levels", "kernels"), [(3, 1), (4, 2), (5, 2)])
+def test_code_that_branches_and_is_written_out_twice_does_not_grow_without_end(levels, kernels):
+    """Each level reads the one before as it is and shifted: 1, 3, 7, 15 branches; XLA takes 10.
+
+    As many kernels as XLA:GPU of jaxlib 0.10.2 makes for an RTX 4090.
+    """
+
+    def shift_and_add(x):
+        for _ in range(levels):
+            x = jax.lax.pad(x[1:], 0.0, ((0, 1, 0), (0, 0, 0))) + x
+        return x
+
+    program = trace_program(shift_and_add, shaped(4096, 1024), device=find_device("rtx4090"))
+    assert len(program.ops) == kernels
+
+
 @pytest.mark.parametrize("shapes", [((1, 500), (500, 510)), ((510, 500), (500, 1))])
 def test_a_product_with_a_vector_pads_neither(shapes):
     args = [shaped(*shape, dtype=jnp.float16) for shape in shapes]

@@ -151,6 +151,8 @@ class _Fuser:
             return False
         if len(reader.nodes) + len(kernel.nodes) > MAX_NODES:
             return False
+        if self.groups.grows_too_large(reader, kernel, result):
+            return False
         if not kernel.reduces:
             return True
         elements = self.groups.arrays[result].elements
@@ -202,6 +204,7 @@ class _Fuser:
         readers = set(self.groups.readers[result])
         for other in readers:
             reader = self.groups.kernels[other]
+            self.groups.write_out(reader, kernel, result)
             share = reader.ins.pop(result)
             reader.read_bytes -= self.groups.read_bytes(result, share)
             if kernel.reduces:

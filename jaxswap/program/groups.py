@@ -13,6 +13,11 @@ from jaxswap.program.graph import Graph, Node
 
 MAX_INPUTS = 48
 MAX_NODES = 400
+# XLA does not let a kernel's code grow beyond this (`ProducerConsumerMergedTooLarge`): every op
+# that branches is taken to double it. What such an op, or one that moves elements, reads is
+# written out once for each reader.
+_MAX_CODE, _MAX_BRANCHES = 10_000, 10
+_BRANCHING = frozenset(("concatenate", "pad", "dynamic_update_slice", "reduce_window"))
 
 
 @dataclass(slots=True)
@@ -27,6 +32,10 @@ class Kernel:
         position: where it stands in program order.
         span: how many elements it iterates over.
         is_row_wise: whether it has whole rows at hand, reduces them and goes on with them.
+        code: how many ops are written out for it.
+        branches: how many of these branch.
+        copies: how often what makes an array would be written out in it, if it is not once.
+        moved: arrays that it does not read element by element.
     """
 
     nodes: dict[int, float]
@@ -46,6 +55,10 @@ class Kernel:
     is_alive: bool = True
     version: int = 0
     fixed: set[int] = field(default_factory=set)  # inputs that cannot be taken in
+    code: int = 1
+    branches: int = 0
+    copies: dict[int, int] = field(default_factory=dict)
+    moved: set[int] = field(default_factory=set)
 
 
 class Groups:
@@ -76,6 +89,11 @@ class Groups:
             is_stack=node.name == "stack",
             effort=self.effort[index],
         )
+        if node.kind != "map" or any(
+            arrays[a].elements != kernel.span for a in (*kernel.ins, *kernel.outs)
+        ):
+            kernel.moved = set(kernel.ins)
+        kernel.branches = int(node.kind == "reduce" or node.name in _BRANCHING)
         if node.kind == "update" and node.reads:
             kernel.fixed = {node.reads[0][0]}
         kernel.read_bytes = sum(self.read_bytes(a, s) for a, s in node.reads)
@@ -92,6 +110,28 @@ class Groups:
         if node.kind == "update":
             return (a for a, _ in node.reads[1:])
         return node.writes
+
+    def grows_too_large(self, reader: Kernel, kernel: Kernel, result: int) -> bool:
+        """Whether the code of a kernel would be too large with another one in it."""
+        copies = reader.copies.get(result, 1)
+        branches = reader.branches + copies * kernel.branches
+        code = reader.code + copies * kernel.code
+        return branches > _MAX_BRANCHES or code << branches > _MAX_CODE
+
+    def write_out(self, reader: Kernel, kernel: Kernel, result: int) -> None:
+        """Counts the code of a kernel with another one in it."""
+        copies = reader.copies.pop(result, 1)
+        reader.branches += copies * kernel.branches
+        reader.code += copies * kernel.code
+        is_moved = result in reader.moved
+        reader.moved.discard(result)
+        moved = set(kernel.ins) if is_moved else kernel.moved
+        for array in kernel.ins:
+            # Two ops that read an array element by element read it as one.
+            if array not in reader.ins or array in moved | reader.moved:
+                before = reader.copies.get(array, 1) if array in reader.ins else 0
+                reader.copies[array] = before + copies * kernel.copies.get(array, 1)
+        reader.moved |= moved
 
     def seconds(self, kernel: Kernel) -> float:
         """How long a kernel takes, to compare with."""

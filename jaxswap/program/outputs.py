@@ -113,6 +113,8 @@ def _try_join(groups: Groups, index: int, other: int) -> None:
         return
     if first.reduces and any(a in second.ins for a in first.outs if _is_small(groups, a, first)):
         return
+    if any(a in second.ins and groups.grows_too_large(second, first, a) for a in first.outs):
+        return
     for array in second.ins:
         maker = groups.maker.get(array)
         if maker is None or maker == index:
@@ -129,6 +131,8 @@ def _try_join(groups: Groups, index: int, other: int) -> None:
         groups.maker[array] = index
     first.outs += second.outs
     first.reduces |= second.reduces
+    first.code += second.code
+    first.branches += second.branches
     second.is_alive = False
 
 
