@@ -128,10 +128,10 @@ def _fit(
             return None
         found = dataclasses.replace(found, overlaps=overlaps)
         verified = compile_plan(found)
-        if verified.device_bytes <= budget_bytes:
-            return _use_room(search, compile_plan, found, verified, aim)
         if not _can_win(verified, limit_s):
             return None
+        if verified.device_bytes <= budget_bytes:
+            return _use_room(search, compile_plan, found, verified, aim)
         needs.append(verified.device_bytes)
         look = lambda needed, at=aim: _search_lower(search, at, needed - budget_bytes, budget_bytes)
         lower = None if is_last else look(verified.device_bytes)
