@@ -67,36 +67,26 @@ def plan(
     Raises:
         BudgetInfeasibleError: no plan fits. The message names the floor.
     """
-    return plan_to_beat(
-        math.inf, fn, *args, budget=budget, device=device, planner=planner,
-        donate_argnums=donate_argnums, host_budget=host_budget, confirm=confirm, seed=seed,
-        time_limit_s=time_limit_s, cache=cache, progress=progress,
-    )  # fmt: skip
-
-
-def plan_to_beat(
-    to_beat_s: float,
-    fn: Callable,
-    *args: Any,
-    budget: Budget,
-    device: Device | str | None = None,
-    planner: str = "genetic",
-    donate_argnums: int | tuple[int, ...] = (),
-    host_budget: Budget | None = None,
-    confirm: bool = True,
-    seed: int = 0,
-    time_limit_s: float | None = None,
-    cache: bool = True,
-    progress: Progress | None = None,
-) -> Plan:
-    """Like `plan`; raises `TooSlowError` early where no plan can take less than `to_beat_s`."""
     target = Device.detect() if device is None else find_device(device)
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    budget_bytes = parse_budget(budget, target)
     host_bytes = None
     if host_budget is not None:
         host_bytes = parse_budget(host_budget, target, name="host_budget")
     find_planner(planner)  # an unknown one is an error before anything is traced
+    return plan_to_beat(
+        math.inf, fn, args, target, parse_budget(budget, target), planner=planner,
+        donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
+        host_bytes=host_bytes, confirm=confirm, seed=seed, time_limit_s=time_limit_s,
+        cache=cache, progress=progress,
+    )  # fmt: skip
+
+
+def plan_to_beat(
+    to_beat_s: float, fn: Callable, args: tuple, target: Device, budget_bytes: int, *,
+    planner: str, donated: tuple[int, ...], seed: int, progress: Progress | None,
+    host_bytes: int | None = None, confirm: bool = True, time_limit_s: float | None = None,
+    cache: bool = True,
+) -> Plan:  # fmt: skip
+    """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`."""
     asked = (planner, seed, time_limit_s, host_bytes, confirm, donated)
     with shown_progress("planning", progress) as show:
         show(0, 0, "tracing the step")

@@ -201,19 +201,25 @@ class _Search:
 
     def _compile(self, size: int) -> Plan | None:
         self.report(0, 1, f"planning and compiling batch {size}")
-        best = max(
-            (b / p.replayed_s for b, p in self.plans.items() if p and p.replayed_s), default=0
-        )
         try:
-            # What is slower than another size by more than the gain that counts is not chosen.
             return plan_to_beat(
-                size * (1.0 + batch.MIN_GAIN) / best if best else math.inf,
-                self.fn, *self.make_args(size), budget=self.budget_bytes, device=self.device,
-                planner=self.planner, donate_argnums=self.donated, seed=self.seed,
+                self._find_to_beat_s(size), self.fn, tuple(self.make_args(size)), self.device,
+                self.budget_bytes, planner=self.planner, donated=self.donated, seed=self.seed,
                 progress=self.report,
             )  # fmt: skip
         except (BudgetInfeasibleError, TooSlowError):
             return None
+
+    def _find_to_beat_s(self, size: int) -> float:
+        """Seconds of a step from which on a planned size is not chosen: it gains too little.
+
+        What fits as it is written takes one compile, and is in the table whatever it gains.
+        """
+        sample = batch.predict_samples(self.samples, [size])[size]
+        rates = [b / p.replayed_s for b, p in self.plans.items() if p and p.replayed_s]
+        if self._is_forecast_to_fit(sample) or not rates:
+            return math.inf
+        return size * (1.0 + batch.MIN_GAIN) / max(rates)
 
     def _row(
         self, size: int, samples: dict[int, batch.Sample], quick: dict[int, float]

@@ -88,8 +88,10 @@ def confirm_plan(
         if fitting is not None:
             found = compile_with_hints(*fitting, compile_plan, limit_s)
             best = min(best or found, found, key=lambda each: each[1].timeline.step_s)
-    if best is None:
-        raise failed or TooSlowError
+    if best is None and failed is not None:
+        raise failed
+    if best is None or best[1].timeline.step_s >= to_beat_s:
+        raise TooSlowError  # a plan that was given up might be faster than the best
     return mark_confirmed(*best)
 
 

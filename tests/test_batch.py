@@ -1,5 +1,7 @@
 """Batch sizes: the predictions and bounds by hand, the search by exhaustion, errors, a choice."""
 
+import math
+
 import hypothesis as hp
 import hypothesis.strategies as hps
 import jax
@@ -7,12 +9,14 @@ import jax.numpy as jnp
 import pytest
 
 import jaxswap
-from jaxswap import _batch_choice
+from jaxswap import _batch, _batch_choice
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap.model.device import Device
+from jaxswap.model.simulate import Forecast
 from jaxswap.model.transfer import transfer_s
 from jaxswap.plan import batch
 from jaxswap.plan.batch import Sample
+from jaxswap.plan.plan import Plan
 
 T4 = Device.named("t4")
 
@@ -210,3 +214,18 @@ def test_a_batch_that_is_not_the_first_axis_is_refused():
 def test_sizes_that_are_none_are_refused(sizes):
     with pytest.raises(BadArgumentError, match="a batch size is a whole number above zero"):
         jaxswap.choose_batch_size(step, make_args, device="t4", batch_sizes=sizes)
+
+
+def test_only_a_size_that_needs_a_plan_has_to_beat_the_others():
+    """Batch 8 takes 2 s: 16 have to take less than 4 s, and 1 % more, to be within 1 % of it."""
+    search = _batch._Search(
+        fn=lambda x: x, make_args=lambda size: (), device=T4, budget_bytes=2**30 + 2**28 * 10,
+        planner="exact", donated=(), seed=0, report=lambda *_: None,
+    )  # fmt: skip
+    search.samples = {8: sample(8), 16: sample(16)}
+    assert search._find_to_beat_s(16) == math.inf  # nothing is known yet
+    plan = Plan(decisions={}, values={}, forecast=Forecast(peak_bytes=80, step_s=1.0),
+                budget_bytes=100, device="t4", replayed_s=2.0)  # fmt: skip
+    search.plans = {8: plan, 12: None}
+    assert search._find_to_beat_s(16) == pytest.approx(4.0 * (1 + batch.MIN_GAIN))
+    assert search._find_to_beat_s(4) == math.inf

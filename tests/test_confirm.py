@@ -361,6 +361,16 @@ def test_what_would_be_of_no_use_is_given_up_at_once(to_beat_s, compiled):
     assert len(tried) == compiled
 
 
+@pytest.mark.parametrize(("to_beat_s", "is_found"), [(2.0, False), (2.1, True)])
+def test_what_fits_and_waits_too_long_is_of_no_use_either(to_beat_s, is_found):
+    confirm = lambda: confirm_plan(Search(), lambda _: Compiled(97, 2.0, 1.0), 100, to_beat_s)
+    if is_found:
+        assert confirm().replayed_s == 2.0
+    else:
+        with pytest.raises(TooSlowError):
+            confirm()
+
+
 @pytest.mark.parametrize(("to_beat_s", "rounds"), [(math.inf, 3), (7.0, 3), (6.9, 1)])
 def test_hints_that_cannot_catch_up_are_not_followed(to_beat_s, rounds):
     """From 10 s to 9 s, and twice as much again is 7 s."""
