@@ -7,7 +7,7 @@ rematerialise), and planned. The forecast says where to look: as written, from t
 planned, from one size less downwards, since a plan that fails takes many compiles. So the first is
 the largest of its sizes, which are a quarter of an octave apart, and the second is one that fits.
 Rows are kept in build/largest, per source: a run that is stopped goes on where it was. `--table`
-shows what there is and `--write` puts it into docs/largest.md.
+shows what there is, and `--write` puts all there is into docs/largest.md.
 """
 
 import argparse
@@ -87,8 +87,8 @@ which near the floor has little to choose. A batch this large is possible, and o
 fastest ([batch size](batch.md)). `deep-gpt` is GPT-2-small in a `scan`, with a batch of 16.
 
 Where a batch grows by less than 3, one op sets the floor: in VGG-16 and U-Net the gradient of max
-pooling, which XLA expands, in GPT-2-small the logits (f32, 17.7 GB at a batch of 86). The LSTM and
-the MoE were not looked into.
+pooling, which XLA expands, in GPT-2-small, the LSTM and the MoE the logits, and what the loss
+makes of them, in f32.
 """
 
 
@@ -161,7 +161,7 @@ def walk(
     while best is None and size > multiple:
         size = min(round_to(size / RATIO, multiple), size - multiple)
         best = compile_at(size)
-    while goes_up and size >= start:
+    while goes_up and best is not None and size >= start:
         size = max(round_to(size * RATIO, multiple), size + multiple)
         if (larger := compile_at(size)) is None:
             break
@@ -197,9 +197,9 @@ def format_table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _read_or_measure(question: Question, sources: str, *, is_table: bool) -> Row | None:
+def _read_or_measure(question: Question, sources: str, *, runs: bool) -> Row | None:
     path = FOLDER / f"{question.name}-{sources}-{digest_model(question.model)}.json"
-    if not path.exists() and not is_table:
+    if not path.exists() and runs:
         print(question.name, flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(measure(question), indent=1))
@@ -218,17 +218,20 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(wanted) - set(names):
         parser.error(f"--only {sorted(unknown)[0]}: it is none of {', '.join(names)}")
     sources = digest_jaxswap()  # those that run, whatever is edited meanwhile
-    found = (
-        _read_or_measure(question, sources, is_table=arguments.table)
-        for question in QUESTIONS
-        if question.name in wanted
-    )
-    rows = [row for row in found if row is not None]
-    table = format_table(rows)
-    print(table)
+    rows = {}
+    for question in QUESTIONS:
+        is_asked = question.name in wanted and not arguments.table
+        if row := _read_or_measure(question, sources, runs=is_asked):
+            rows[question.name] = row
+    shown = [rows[name] for name in names if name in rows and name in wanted]
+    print(format_table(shown))
     if arguments.write:
-        DOC.write_text(f"{_HEADER}\n{table}\n")
-    return 0 if all(map(is_good, rows)) else 1
+        if not rows:
+            parser.error("--write: there is no row of these sources in build/largest")
+        missing = [name for name in names if name not in rows]
+        note = f"\nNot run: {', '.join(missing)}.\n" if missing else ""
+        DOC.write_text(f"{_HEADER}\n{format_table(rows.values())}\n{note}")
+    return 0 if all(map(is_good, shown)) else 1
 
 
 if __name__ == "__main__":

@@ -79,9 +79,14 @@ def confirm_plan(
         if slowness == math.inf and best and _stall_share(best[1]) <= _WAITS_LONG:
             break
         search_at = lambda aim, at=slowness: search(aim, at)
+        limit_s = min(to_beat_s, _PROMISE * best[1].timeline.step_s if best else math.inf)
         try:
-            limit_s = min(to_beat_s, _PROMISE * best[1].timeline.step_s if best else math.inf)
-            fitting = _fit(search_at, compile_plan, budget_bytes, best, limit_s)
+            first = search_at(budget_bytes)
+        except BudgetInfeasibleError as error:
+            failed = failed or error  # what was compiled before says more than a forecast
+            continue
+        try:
+            fitting = _fit(first, search_at, compile_plan, best, limit_s)
         except BudgetInfeasibleError as error:
             failed = min(failed or error, error, key=lambda each: each.floor_bytes or math.inf)
             continue
@@ -113,39 +118,40 @@ def _can_win(verified: Verified, limit_s: float) -> bool:
 
 
 def _fit(
+    found: Plan,
     search: Callable[[int], Plan],
     compile_plan: Callable[[Plan], Verified],
-    budget_bytes: int,
     best: tuple[Plan, Verified] | None,
     limit_s: float,
 ) -> tuple[Plan, Verified] | None:
-    """Plans, compiles and compares, until the compiled step is within the budget.
+    """Compiles, compares and plans again, until the compiled step is within the budget.
 
-    Gives up, with None, on a plan whose step cannot take less than `limit_s`.
+    Gives up, with None, on a plan that does not fit and whose step cannot take less than `limit_s`.
     """
-    found, aim, is_last, overlaps, needs = search(budget_bytes), budget_bytes, False, True, []
+    budget_bytes = aim = found.budget_bytes
+    is_last, overlaps, needs = False, True, []
     for done in range(1, ROUNDS + 1):
         is_last = is_last or done == ROUNDS
         if not _is_promising(found, best, limit_s):
             return None
         found = dataclasses.replace(found, overlaps=overlaps)
         verified = compile_plan(found)
+        if verified.device_bytes <= budget_bytes:
+            return _use_room(search, compile_plan, found, verified, aim, limit_s)
         if not _can_win(verified, limit_s):
             return None
-        if verified.device_bytes <= budget_bytes:
-            return _use_room(search, compile_plan, found, verified, aim)
         needs.append(verified.device_bytes)
-        look = lambda needed, at=aim: _search_lower(search, at, needed - budget_bytes, budget_bytes)
-        lower = None if is_last else look(verified.device_bytes)
+        lower = None if is_last else _search_lower(search, found, verified, aim)
         if overlaps and found.names("offload") and _should_wait(found, verified, lower, limit_s):
             waiting = dataclasses.replace(found, overlaps=False)
             again = compile_plan(waiting)
             if again.device_bytes <= budget_bytes:
-                return _use_room(search, compile_plan, waiting, again, aim)
+                return _use_room(search, compile_plan, waiting, again, aim, limit_s)
             needs.append(again.device_bytes)
-            if again.device_bytes * _NEAR < verified.device_bytes:
-                overlaps = False
-                lower = None if is_last else look(again.device_bytes)
+            if not is_last and again.device_bytes * _NEAR < verified.device_bytes:
+                higher = _search_lower(search, found, again, aim)
+                if _should_go_on_waiting(found, verified, lower, again, higher):
+                    overlaps, lower = False, higher
         if lower is None:
             break
         found, aim, is_last = lower
@@ -162,6 +168,7 @@ def _use_room(
     found: Plan,
     verified: Verified,
     aim: int,
+    limit_s: float,
 ) -> tuple[Plan, Verified]:
     """Plans once more with what a compiled step leaves free, if it is much and pays."""
     room = found.budget_bytes - verified.device_bytes
@@ -169,6 +176,8 @@ def _use_room(
         return found, verified
     larger = _search_or_none(search, aim + int(_USED * room))
     if larger is None or larger.forecast.step_s > _FASTER * found.forecast.step_s:
+        return found, verified
+    if _expect_s(larger, found, verified) >= limit_s:
         return found, verified
     larger = dataclasses.replace(larger, overlaps=found.overlaps)
     again = compile_plan(larger)
@@ -178,19 +187,24 @@ def _use_room(
 
 
 def _search_lower(
-    search: Callable[[int], Plan], aim: int, excess_bytes: int, budget_bytes: int
+    search: Callable[[int], Plan], found: Plan, verified: Verified, aim: int
 ) -> _Lower | None:
-    """The plan to try after one whose compiled step had some bytes too many; None if none is left.
+    """The plan to try after one whose compiled step does not fit; None if none is left.
 
     Where nothing fits what is aimed at then, it is the plan of the fewest bytes there is.
     """
-    aim -= max(int(excess_bytes * _OVERSHOOT), int(_LEAST * budget_bytes))
+    excess_bytes = verified.device_bytes - found.budget_bytes
+    # A plan may need less than was aimed at, by forecast too: what is as low would be it again.
+    aim = min(aim, found.forecast.peak_bytes)
+    aim -= max(int(excess_bytes * _OVERSHOOT), int(_LEAST * found.budget_bytes))
     try:
         return _Lower(search(aim), aim, is_floor=False)
     except BudgetInfeasibleError as error:
         aim = error.floor_bytes or 0
-    found = _search_or_none(search, aim)
-    return None if found is None else _Lower(found, aim, is_floor=True)
+    lowest = _search_or_none(search, aim)
+    if lowest is None or lowest.decisions == found.decisions:
+        return None
+    return _Lower(lowest, aim, is_floor=True)
 
 
 def _search_or_none(search: Callable[[int], Plan], aim: int) -> Plan | None:
@@ -217,6 +231,24 @@ def _should_wait(found: Plan, verified: Verified, lower: _Lower | None, limit_s:
     return waiting_s < min(next_s, limit_s)
 
 
+def _should_go_on_waiting(
+    found: Plan, verified: Verified, lower: _Lower | None, again: Verified, higher: _Lower | None
+) -> bool:
+    """Whether a plan that waits for each copy is faster than one that aims lower and does not.
+
+    Args:
+        found: the plan that does not fit either way.
+        verified: its step, with copies overlapped.
+        lower: the plan to try next if copies are overlapped.
+        again: its step, each copy waited for.
+        higher: the plan to try next if they are waited for.
+    """
+    if higher is None or lower is None:
+        return higher is not None
+    slower = higher.plan.forecast.step_s / max(found.forecast.step_s, 1e-30)
+    return again.timeline.step_s * slower < _expect_s(lower.plan, found, verified)
+
+
 def compile_with_hints(
     found: Plan,
     verified: Verified,
@@ -235,7 +267,7 @@ def compile_with_hints(
     best = found
     hints = make_hints(verified.timeline.events)
     for left in reversed(range(_HINT_ROUNDS if found.has_overlap else 0)):
-        if _stall_share(verified) <= _WAITS:
+        if _stall_share(verified) <= _WAITS or not _can_win(verified, to_beat_s):
             break
         hinted = dataclasses.replace(found, hints=hints)
         again = compile_plan(hinted)

@@ -48,7 +48,7 @@ def make_plan(budget_bytes=100, action="keep"):
     return Plan(
         decisions={"0/0": Decision(action=action)},
         values={"0/0": PlannedValue(size_bytes=1)},
-        forecast=Forecast(peak_bytes=1, step_s=1.0),
+        forecast=Forecast(peak_bytes=100, step_s=1.0),
         budget_bytes=budget_bytes,
         device="t4",
     )
@@ -102,7 +102,7 @@ def find_with_offloads(seconds_at):
     """A search whose plans have offloads, and take as long as `seconds_at` says for an aim."""
 
     def find(aim):
-        forecast = Forecast(peak_bytes=1, step_s=seconds_at(aim))
+        forecast = Forecast(peak_bytes=100, step_s=seconds_at(aim))
         return dataclasses.replace(make_plan(action="offload"), forecast=forecast)
 
     return find
@@ -160,6 +160,137 @@ def test_where_waiting_takes_far_less_the_next_plans_wait_too():
     found = confirm_plan(search, compile_plan, 100)
     assert search.aims == [100, 34, 50, 96]
     assert (found.overlaps, found.forecast.peak_bytes) == (False, 96)
+
+
+@pytest.mark.parametrize(
+    ("needed", "waiting_s", "overlaps"),
+    [(107, 1.1, False), (107, 1.3, True), (108, 1.1, True)],
+    ids=["waiting is faster", "aiming lower is faster", "waiting takes hardly less"],
+)
+def test_after_a_wait_that_did_not_fit_the_faster_way_goes_on(needed, waiting_s, overlaps):
+    """111 B overlapped and aimed lower from there are 1.2 s; some bytes less, waiting."""
+    tried = []
+
+    def find(aim):
+        forecast = Forecast(peak_bytes=aim, step_s=1.0 if aim == 100 else 1.2)
+        made = dataclasses.replace(make_plan(action="offload"), forecast=forecast)
+        return dataclasses.replace(made, seed=aim)
+
+    def compile_plan(plan):
+        tried.append((plan.forecast.peak_bytes, plan.overlaps))
+        if plan.forecast.peak_bytes < 100:
+            return Compiled(99, 1.2)
+        return Compiled(111, 1.0) if plan.overlaps else Compiled(needed, waiting_s / 1.2)
+
+    found = confirm_plan(Search(find), compile_plan, 100)
+    assert tried[:2] == [(100, True), (100, False)]
+    assert (found.overlaps, tried[2][1]) == (overlaps, overlaps)
+
+
+def test_a_plan_below_its_aim_is_not_found_again():
+    """60 B were found for 100, and take 110 compiled: what is as low takes as much."""
+    aims = []
+
+    def search(aim, slowness):
+        aims.append(aim)
+        forecast = Forecast(peak_bytes=min(aim, 60), step_s=1.0)
+        return dataclasses.replace(make_plan(), forecast=forecast)
+
+    compile_plan = lambda plan: Compiled(plan.forecast.peak_bytes + 50)
+    assert confirm_plan(search, compile_plan, 100).compiled_bytes == 99
+    assert aims[:2] == [100, 60 - 11]
+
+
+def test_the_plan_of_the_floor_is_not_compiled_twice():
+    tried = []
+
+    def search(aim, slowness):
+        if aim < 100:
+            raise BudgetInfeasibleError("too low", floor_bytes=100)
+        return make_plan()
+
+    with pytest.raises(BudgetInfeasibleError, match="needs 120 B"):
+        confirm_plan(search, lambda plan: tried.append(plan) or Compiled(120), 100)
+    assert len(tried) == 3  # one for each link
+
+
+def test_the_error_tells_what_was_compiled_rather_than_forecast():
+    def search(aim, slowness):
+        if slowness == math.inf:
+            raise BudgetInfeasibleError("without copies", floor_bytes=105)
+        return make_plan()
+
+    with pytest.raises(BudgetInfeasibleError, match="needs 130 B"):
+        confirm_plan(search, lambda plan: Compiled(130), 100)
+
+
+@pytest.mark.parametrize(("larger_s", "compiled"), [(0.5, 2), (0.96, 1)])
+def test_what_fits_and_is_slow_has_its_room_used_where_that_might_do(larger_s, compiled):
+    """2 s, and half as much forecast: 0.96 of that is no less than the 1.9 s to beat."""
+    tried = []
+
+    def search(aim, slowness):
+        forecast = Forecast(peak_bytes=aim, step_s=larger_s if aim > 100 else 1.0)
+        return dataclasses.replace(make_plan(), forecast=forecast)
+
+    def compile_plan(plan):
+        tried.append(plan)
+        return Compiled(80 if plan.forecast.peak_bytes == 100 else 98, 2 * plan.forecast.step_s)
+
+    confirm = lambda: confirm_plan(search, compile_plan, 100, to_beat_s=1.9)
+    if compiled == 2:
+        assert confirm().replayed_s == 1.0
+    else:
+        with pytest.raises(TooSlowError):
+            confirm()
+    assert len(tried) == compiled
+
+
+@pytest.mark.parametrize(("stall_s", "compiled"), [(0.1, 1), (0.11, 2)])
+def test_hints_are_for_what_would_win_without_waiting(stall_s, compiled):
+    """2 s with 0.1 of waiting cannot be less than 1.9."""
+    tried = []
+    first = Compiled(97, 2.0, stall_s)
+
+    def compile_plan(plan):
+        tried.append(plan)
+        return first
+
+    plan = make_plan(action="offload")
+    compile_with_hints(plan, compile_plan(plan), compile_plan, 1.9)
+    assert len(tried) == compiled
+
+
+@pytest.mark.parametrize(("stall_s", "compiled"), [(0.010, 1), (0.011, 2)])
+def test_hints_are_for_what_waits_for_more_than_half_a_percent(stall_s, compiled):
+    tried = []
+
+    def compile_plan(plan):
+        tried.append(plan)
+        return Compiled(97, 2.0, stall_s)
+
+    confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
+    assert len(tried) == compiled
+
+
+def test_a_larger_plan_waits_if_the_one_before_had_to():
+    tried = []
+
+    def find(aim):
+        forecast = Forecast(peak_bytes=aim, step_s=0.5 if aim > 100 else 1.0)
+        return dataclasses.replace(make_plan(action="offload"), forecast=forecast)
+
+    def compile_plan(plan):
+        tried.append((plan.forecast.peak_bytes, plan.overlaps))
+        return Compiled(110 if plan.overlaps else 80, plan.forecast.step_s)
+
+    def search(aim, slowness):
+        if aim < 100:
+            raise BudgetInfeasibleError("too low", floor_bytes=100)
+        return find(aim)
+
+    assert not confirm_plan(search, compile_plan, 100).overlaps
+    assert tried[:3] == [(100, True), (100, False), (118, False)]
 
 
 def test_a_plan_that_waits_may_win_where_a_lower_one_does_not_promise_to():
@@ -318,7 +449,7 @@ def test_a_careful_plan_comes_first_and_the_fastest_of_all_wins():
 
     def search(aim, slowness):
         asked.append(slowness)
-        forecast = Forecast(peak_bytes=1, step_s=forecasts_s[slowness])
+        forecast = Forecast(peak_bytes=100, step_s=forecasts_s[slowness])
         return dataclasses.replace(make_plan(action="offload"), seed=len(asked), forecast=forecast)
 
     compile_plan = lambda plan: Compiled(97, *waits[asked[-1]])
@@ -333,7 +464,7 @@ def test_a_plan_that_would_lose_without_waiting_is_given_up_at_once(stall_s, rou
     tried = []
 
     def search(aim, slowness):
-        forecast = Forecast(peak_bytes=1, step_s=0.5 if slowness == 1.0 else 1.0)
+        forecast = Forecast(peak_bytes=100, step_s=0.5 if slowness == 1.0 else 1.0)
         return dataclasses.replace(make_plan(), forecast=forecast)
 
     def compile_plan(plan):
@@ -378,9 +509,9 @@ def test_hints_that_cannot_catch_up_are_not_followed(to_beat_s, rounds):
 
     def compile_plan(plan):
         tried.append(plan)
-        return Compiled(80, next(steps), 1.0)
+        return Compiled(80, next(steps), 4.0)
 
-    first = Compiled(80, next(steps), 1.0)
+    first = Compiled(80, next(steps), 4.0)
     compile_with_hints(make_plan(action="offload"), first, compile_plan, to_beat_s)
     assert len(tried) == rounds
 
@@ -390,7 +521,7 @@ def test_a_plan_that_promises_little_is_not_compiled(forecast_s, is_compiled):
     compiled = []
 
     def search(aim, slowness):
-        forecast = Forecast(peak_bytes=1, step_s=forecast_s if slowness == 1.0 else 1.0)
+        forecast = Forecast(peak_bytes=100, step_s=forecast_s if slowness == 1.0 else 1.0)
         return dataclasses.replace(make_plan(action="offload"), forecast=forecast)
 
     def compile_plan(plan):

@@ -252,3 +252,36 @@ def test_what_reduces_rows_once_is_written_for_several_readers():
     sums = draw.row_sum(draw.map(x))
     out, back = draw.map(x, sums), draw.map(x, sums, gradient)
     assert any(sums in k.outs for k in draw.fuse(out, back))
+
+
+def _read_twice(name, levels):
+    """A chain in which each level reads the one before as it is and through another op."""
+    draw = Draw()
+    x = draw.argument(ROWS, COLUMNS)
+    for _ in range(levels):
+        x = draw.map(x, draw.map(x, name=name))
+    return len(draw.fuse(x))
+
+
+@pytest.mark.parametrize("name", ["reduce_window_max", "reduce_window_sum"])
+def test_code_that_branches_and_is_written_out_twice_is_cut_at_ten_branches(name):
+    """1, 3 and 7 branches with a level more; 15 are too many."""
+    assert [_read_twice(name, levels) for levels in (3, 4)] == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("transpose", 2), ("rev", 2), ("neg", 1)])
+def test_code_that_is_written_out_twice_is_cut_at_ten_thousand_ops(name, kernels):
+    """2, 6, 14, … 8190 ops at the twelfth level, if what it reads is moved."""
+    assert _read_twice(name, 12) == 1
+    assert _read_twice(name, 13) == kernels
+
+
+@pytest.mark.parametrize(("count", "kernels"), [(9, 1), (10, 2)])
+def test_branches_of_all_that_a_kernel_reads_add_up(count, kernels):
+    """Nine double eighteen ops to 9216."""
+    draw = Draw()
+    total = draw.argument(ROWS, COLUMNS)
+    for _ in range(count):
+        part = draw.argument(ROWS, COLUMNS - 1)
+        total = draw.map(total, draw.map(part, name="pad"))
+    assert len(draw.fuse(total)) == kernels

@@ -83,10 +83,21 @@ def test_rows_are_kept_shown_and_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(largest_table, "measure", lambda question: make_row(name=question.name))
     assert largest_table.main(["--only", "moe", "--table"]) == 0
     assert "moe" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        largest_table.main(["--table", "--write"])
+    assert "there is no row of these sources" in capsys.readouterr().err
+    assert not (tmp_path / "largest.md").exists()
     assert largest_table.main(["--only", "moe", "--write"]) == 0
     monkeypatch.setattr(largest_table, "measure", None)  # it is not asked again
     assert largest_table.main(["--only", "moe"]) == 0
-    assert "| moe, batch | 10 |" in (tmp_path / "largest.md").read_text()
+    page = (tmp_path / "largest.md").read_text()
+    assert "| moe, batch | 10 |" in page
+    assert "Not run: gpt2-small, bert-base," in page
+    monkeypatch.setattr(largest_table, "measure", lambda question: make_row(name=question.name))
+    largest_table.main(["--only", "unet", "--write"])
+    assert "moe" not in capsys.readouterr().out.splitlines()[-1]
+    page = (tmp_path / "largest.md").read_text()
+    assert page.index("| unet, batch |") < page.index("| moe, batch |")  # it stays
     with pytest.raises(SystemExit):
         largest_table.main(["--only", "nobody"])
     assert "--only nobody: it is none of gpt2-small" in capsys.readouterr().err

@@ -200,19 +200,22 @@ def test_a_loop_of_one_iteration_has_none_before():
 
 
 @pytest.mark.parametrize(
-    ("product", "unroll", "is_gated"),
+    ("product", "trips", "unroll", "is_gated"),
     [
-        (jnp.multiply, 1, False),
-        (jnp.multiply, 2, False),
-        (jnp.multiply, 5, True),  # all trips are in one computation, where XLA merges ops
-        (jnp.matmul, 1, True),
+        (jnp.multiply, 5, 1, False),
+        (jnp.multiply, 5, 2, False),
+        (jnp.multiply, 5, 5, True),  # all trips are in one computation, where XLA merges ops
+        (jnp.multiply, 1, 1, True),  # XLA makes no loop of it
+        (jnp.matmul, 5, 1, True),
     ],
 )
-def test_a_loop_of_small_ops_reads_what_it_recomputes_from_without_gates(product, unroll, is_gated):
+def test_a_loop_of_small_ops_reads_what_it_recomputes_from_without_gates(
+    product, trips, unroll, is_gated
+):
     """Each gate is a kernel per trip, where XLA would have read the stack in place."""
     body = lambda c, w: (jnp.tanh(jnp.sin(product(c, w))), None)
     loss = lambda w, x: jnp.sum(jax.lax.scan(body, x, w, unroll=unroll)[0] ** 2)
-    args = draw(5, WIDTH, WIDTH), draw(WIDTH, WIDTH)
+    args = draw(trips, WIDTH, WIDTH), draw(WIDTH, WIDTH)
     rewritten = rewrite_step(jax.grad(loss), {}, args, default="recompute", min_heavy_bytes=0)
     *_, backward = find_scans(rewritten.closed.jaxpr)
     eqns = backward.params["jaxpr"].eqns

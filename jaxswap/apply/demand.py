@@ -8,7 +8,7 @@ first backward equation that needs it.
 What a recomputation starts from is read through a *gate*, an `optimization_barrier` of its
 own: without it XLA would find the same op in the forward pass, merge the two, and keep alive
 what was to be forgotten. `order.py` later ties gates to the op they have to wait for. Bodies of
-small ops have none: forward and backward are two loops there.
+small ops have none: forward and backward are two loops there, unless XLA unrolls them.
 """
 
 import math

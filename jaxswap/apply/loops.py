@@ -145,7 +145,7 @@ def _join(forward: _Scan, backward: _Scan, links: dict[int, int], dependents: se
         backward_outs=[jaxprs.read(env, v) for v in backward.outs],
         prefix="",
         is_body=True,
-        is_unrolled=1 < forward.eqn.params["length"] <= forward.eqn.params["unroll"],
+        is_unrolled=forward.eqn.params["length"] <= forward.eqn.params["unroll"],
     )
 
 

@@ -8,6 +8,7 @@ Times here only rank (`effort.py`).
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from jaxswap.model import compute
 from jaxswap.program.effort import DEFAULT, Yardstick
 from jaxswap.program.graph import Graph, Node
 
@@ -17,7 +18,9 @@ MAX_NODES = 400
 # that branches is taken to double it. What such an op, or one that moves elements, reads is
 # written out once for each reader.
 _MAX_CODE, _MAX_BRANCHES = 10_000, 10
-_BRANCHING = frozenset(("concatenate", "pad", "dynamic_update_slice", "reduce_window"))
+_BRANCHING = compute.WINDOWS | {"concatenate", "pad"}
+# Ops that move elements, though as many come out as go in.
+_MOVING = compute.WINDOWS | {"transpose", "rev"}
 
 
 @dataclass(slots=True)
@@ -89,9 +92,8 @@ class Groups:
             is_stack=node.name == "stack",
             effort=self.effort[index],
         )
-        if node.kind != "map" or any(
-            arrays[a].elements != kernel.span for a in (*kernel.ins, *kernel.outs)
-        ):
+        counts = {arrays[a].elements for a in (*kernel.ins, *kernel.outs)}
+        if node.kind != "map" or node.name in _MOVING or len(counts) > 1:
             kernel.moved = set(kernel.ins)
         kernel.branches = int(node.kind == "reduce" or node.name in _BRANCHING)
         if node.kind == "update" and node.reads:
