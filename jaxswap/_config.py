@@ -12,7 +12,10 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Where plans are kept: `JAXSWAP_CACHE_DIR`, or `jaxswap` in the user's cache directory."""
+    """Where plans and kernels are kept.
+
+    It is `JAXSWAP_CACHE_DIR`, or `jaxswap` in the user's cache directory.
+    """
     own = os.environ.get("JAXSWAP_CACHE_DIR")
     if own:
         return Path(own).expanduser()

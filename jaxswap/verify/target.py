@@ -22,6 +22,7 @@ import jax
 from jaxswap import _compat
 from jaxswap._errors import CompileError, MissingCompilerError
 from jaxswap.model.device import Device
+from jaxswap.verify.shortcuts import shortcut_options
 
 # Autotuning times kernels on the device, and there is none. The choice of kernels does not
 # change what is scheduled or how much memory it takes, but for library workspaces.
@@ -131,6 +132,15 @@ def compile_here(code: bytes, target: str, options: Mapping[str, Any]) -> Compil
 
 
 def _compile(code: bytes, target: str, options: Mapping[str, Any]) -> Compiled:
+    """Compiles by the shortcuts, and once more without where that fails."""
+    try:
+        with shortcut_options(target) as shortcuts:
+            return _compile_untuned(code, target, {**shortcuts, **options})
+    except jax.errors.JaxRuntimeError:
+        return _compile_untuned(code, target, options)
+
+
+def _compile_untuned(code: bytes, target: str, options: Mapping[str, Any]) -> Compiled:
     """Compiles, and once more with library dots where XLA's own cannot do without tuning."""
     try:
         return compiled_from(_compat.compile_stablehlo(code, target, options))
