@@ -153,10 +153,10 @@ def pin_alone(step: Callable) -> Callable:
     """A step with its heavy ops in program order, and nothing else changed."""
 
     def pinned(*args):
-        traced = place.trace_step(step, args, {}, lambda name: False)
+        traced = place.trace_step(step, args, {})
         keep = Decision(action="keep")
         ledger = Ledger(decide=lambda name: keep, min_heavy_bytes=MIN_HEAVY_BYTES)
-        closed = schedule.schedule_step(traced.closed, ledger)
+        closed = schedule.schedule_step(place.keep_names(traced.closed, lambda name: False), ledger)
         out = jx.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(args))
         return jax.tree.unflatten(traced.out_tree, out)
 

@@ -8,10 +8,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxswap._config import cache_dir, find_versions
 from jaxswap._confirm import Search, confirm_plan, mark_confirmed
 from jaxswap._terminal import shown_progress
-from jaxswap.apply.step import apply_decisions
+from jaxswap.apply.place import trace_step
+from jaxswap.apply.step import apply_decisions, apply_traced
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
 from jaxswap.plan.base import find_planner, run_planner
@@ -19,7 +22,7 @@ from jaxswap.plan.budget import Budget, parse_budget
 from jaxswap.plan.cache import PlanCache
 from jaxswap.plan.plan import Plan, make_plan
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import fingerprint_step, trace_program
+from jaxswap.program.trace import fingerprint_step, make_program
 from jaxswap.verify.verify import Verified, verify
 
 # Forecast bytes that are this near may fit once compiled: the step itself is compiled first.
@@ -94,8 +97,10 @@ def plan_to_beat(
         known = plans.load(budget_bytes) if plans else None
         if known is not None:
             return known
+        traced = trace_step(fn, args, {})  # once, for all plans that are tried
+        given = jax.tree.leaves([args[number] for number in donated])
         problem = Problem(
-            program=trace_program(fn, *args, donate_argnums=donated, device=target),
+            program=make_program(traced, given, target),
             device=target,
             budget_bytes=budget_bytes,
             host_budget_bytes=host_bytes,
@@ -108,7 +113,11 @@ def plan_to_beat(
 
         def compile_plan(found: Plan) -> Verified:
             show(0, 0, f"compiling for {target.name}")
-            return verify(fn, *args, device=target, plan=found, donate_argnums=donated)
+            step, options = fn, None
+            if not found.is_empty:
+                step = apply_traced(fn, traced, found.all_decisions)
+                options = found.compiler_options()
+            return verify(step, *args, device=target, donate_argnums=donated, options=options)
 
         if confirm:
             found = _search_and_confirm(problem, search, compile_plan, to_beat_s)

@@ -40,6 +40,7 @@ def jaxpr_api() -> Any:
         Jaxpr=core.Jaxpr,
         JaxprEqn=core.JaxprEqn,
         Literal=core.Literal,
+        Primitive=core.Primitive,
         ShapedArray=core.ShapedArray,
         Var=core.Var,
         call_primitives=(core.call_p, core.closed_call_p),

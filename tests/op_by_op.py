@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.pin import is_barrier
 
 _FAST = {
     "xla_backend_optimization_level": 0,
@@ -43,7 +44,7 @@ def _run_equation(eqn, inputs):
         index, *operands = inputs
         branch = eqn.params["branches"][int(index)]
         return _run(branch.jaxpr, branch.consts, operands)
-    if eqn.primitive in (jx.device_put_p, jx.optimization_barrier_p):
+    if eqn.primitive is jx.device_put_p or is_barrier(eqn):
         return inputs  # moved, not changed
     called = next((eqn.params[k] for k in _CALLS if k in eqn.params), None)
     if called is not None and eqn.primitive is not jx.while_p:

@@ -9,15 +9,16 @@ from jaxswap import _compat
 from jaxswap.apply import Decision, jaxprs, name_values, order, place, rewrite_step, schedule
 from jaxswap.apply.carriers import find_fused_source, find_source
 from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.pin import is_barrier
 from jaxswap.apply.program import Ledger
 
 KEEP = Decision(action="keep")
 
 
 def pin_alone(step, args):
-    traced = place.trace_step(step, args, {}, lambda name: False)
+    traced = place.trace_step(step, args, {})
     ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
-    return schedule.schedule_step(traced.closed, ledger)
+    return schedule.schedule_step(place.keep_names(traced.closed, lambda name: False), ledger)
 
 
 def all_equations(jaxpr):
@@ -113,7 +114,7 @@ def test_a_pooling_gradient_reads_through_a_relu(bias, expected):
     tied = [
         maker[v].primitive.name
         for e in closed.jaxpr.eqns
-        if e.primitive is jx.optimization_barrier_p
+        if is_barrier(e)
         for v in jaxprs.variables(e.invars)
         if v in maker and v.aval.shape == (4, 8, 16, 16)
     ]
@@ -135,7 +136,7 @@ def test_pinning_alone_keeps_the_numbers():
     found = jx.eval_jaxpr(closed.jaxpr, closed.consts, *params, x)
     for a, b in zip(jax.tree.leaves(step(params, x)), found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-    assert any(e.primitive is jx.optimization_barrier_p for e in all_equations(closed.jaxpr))
+    assert any(is_barrier(e) for e in all_equations(closed.jaxpr))
 
 
 def test_weight_gradients_are_tied_to_what_comes_next():
@@ -147,7 +148,7 @@ def test_weight_gradients_are_tied_to_what_comes_next():
     ties = [
         [made_by.get(v) for v in e.invars]
         for e in closed.jaxpr.eqns
-        if e.primitive is jx.optimization_barrier_p and len(e.invars) > 1
+        if is_barrier(e) and len(e.invars) > 1
     ]
     assert any(jx.dot_p in tie and len(tie) == 2 for tie in ties)
 
@@ -162,7 +163,7 @@ def test_what_is_joined_soon_is_not_tied(monkeypatch, soon_ops, expected):
 
     monkeypatch.setattr(order, "_SOON_OPS", soon_ops)
     closed = pin_alone(jax.grad(loss), (jnp.ones((512, 3 * 512)), jnp.ones((512, 512))))
-    barriers = [e for e in closed.jaxpr.eqns if e.primitive is jx.optimization_barrier_p]
+    barriers = [e for e in closed.jaxpr.eqns if is_barrier(e)]
     assert sum(len(e.invars) > 1 for e in barriers) == expected
 
 
@@ -182,7 +183,7 @@ def test_copies_of_reductions_pass_no_barrier_in_a_loop():
     assert rewritten.offloaded
     forward = next(e for e in rewritten.closed.jaxpr.eqns if e.primitive is jx.scan_p)
     for eqn in forward.params["jaxpr"].jaxpr.eqns:
-        if eqn.primitive is jx.optimization_barrier_p:
+        if is_barrier(eqn):
             assert not any(_compat.is_on_host(v.aval) for v in eqn.invars)
 
 
@@ -210,7 +211,7 @@ def test_numbers_of_the_backward_pass_are_tied_to_nothing_without_pools():
 
     shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     closed = pin_alone(jax.grad(loss), (shape, shape))
-    barriers = [e for e in closed.jaxpr.eqns if e.primitive is jx.optimization_barrier_p]
+    barriers = [e for e in closed.jaxpr.eqns if is_barrier(e)]
     numbers = [e for e in barriers if any(isinstance(v, jx.Literal) for v in e.invars)]
     assert numbers
     assert all(len(e.invars) == 1 for e in numbers)

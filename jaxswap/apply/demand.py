@@ -5,7 +5,7 @@ ledger that says what to do with each value. Output: the program in which every 
 the backward pass reads is kept, reloaded or recomputed, at the last moment: in front of the
 first backward equation that needs it.
 
-What a recomputation starts from is read through a *gate*, an `optimization_barrier` of its
+What a recomputation starts from is read through a *gate*, a pin of its
 own: without it XLA would find the same op in the forward pass, merge the two, and keep alive
 what was to be forgotten. `order.py` later ties gates to the op they have to wait for. Bodies of
 small ops have none: forward and backward are two loops there, unless XLA unrolls them.
@@ -19,6 +19,7 @@ from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import Action
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
+from jaxswap.apply.pin import new_pin
 from jaxswap.apply.program import Ledger, Part, Program, Served, find_dependents
 from jaxswap.apply.settle import Settler
 
@@ -205,7 +206,7 @@ class _Server:
         key = (source, self.num_heavy)
         if isinstance(source, jx.Literal) or key not in self.gates:
             gated = jx.Var(source.aval)
-            eqn = jx.new_eqn([source], [gated], jx.optimization_barrier_p, {}, set())
+            eqn = new_pin([source], [gated])
             self.out.append((eqn, True))
             if isinstance(source, jx.Literal):
                 return gated
@@ -217,7 +218,7 @@ class _Server:
     def _gate_first(self, number: Atom) -> Var:
         """A gate in front of the program, which waits for nothing."""
         gated = jx.Var(number.aval)
-        eqn = jx.new_eqn([number], [gated], jx.optimization_barrier_p, {}, set())
+        eqn = new_pin([number], [gated])
         self.first.append((eqn, False))
         return gated
 

@@ -2,7 +2,7 @@
 
 Input: a served program (`demand.py`): gates, copies to the host and reloads in it. Output:
 the same program with its heavy ops (matrix products, convolutions, loops, kernels) chained
-in program order by `optimization_barrier`.
+in program order by pins (`pin.py`).
 
 The ties are all at heavy ops and reductions, because what these read and write is in memory
 anyway; a barrier between two elementwise ops would keep them from being fused:
@@ -22,6 +22,7 @@ from jaxswap.apply import jaxprs
 from jaxswap.apply.carriers import find_fused_source, find_in_memory, find_source
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
+from jaxswap.apply.pin import is_barrier, new_pin
 from jaxswap.apply.program import Ledger
 from jaxswap.apply.segments import find_readers, is_gate, plan_segments
 
@@ -236,9 +237,8 @@ class _Pinner:
             self.env.update(zip(eqn.outvars, again.outvars, strict=True))
 
     def _is_stored(self, eqn: Eqn) -> bool:
-        return is_heavy(eqn, self.ledger.min_heavy_bytes) or eqn.primitive in (
-            jx.optimization_barrier_p, jx.device_put_p,
-        )  # fmt: skip
+        is_copy = eqn.primitive is jx.device_put_p
+        return is_copy or is_barrier(eqn) or is_heavy(eqn, self.ledger.min_heavy_bytes)
 
     def _find_needed(self, inputs: Sequence[Var]) -> set[Var]:
         """What `inputs` are made of since the last heavy op."""
@@ -265,7 +265,7 @@ class _Pinner:
         outvars = [jx.Var(v.aval) for v in operands]
         for group in groups.values():
             ins, outs = [operands[i] for i in group], [outvars[i] for i in group]
-            self.out.append(jx.new_eqn(ins, outs, jx.optimization_barrier_p, {}, set()))
+            self.out.append(new_pin(ins, outs))
         return outvars
 
     # The program, equation by equation.

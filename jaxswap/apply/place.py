@@ -1,7 +1,7 @@
 """Place: which values does a step's differentiation hold on to, and how are they called?
 
-Input: a step and its arguments. Output: the step's jaxpr, differentiated, with every decided
-value named in it, and the list of all values that can be decided about.
+Input: a step and its arguments. Output: the step's jaxpr, differentiated, with every value named
+in it that can be decided about, and the list of these.
 
 While the step is traced, every function that is differentiated is traced first, its calls
 are inlined, and it is replaced by a copy that names its values (`checkpoint_name`'s primitive
@@ -42,11 +42,9 @@ class TracedStep:
     values: tuple[NamedValue, ...]
 
 
-def trace_step(
-    fn: Callable, args: Sequence[Any], kwargs: dict, is_wanted: Callable[[str], bool]
-) -> TracedStep:
-    """Traces a step, naming those values of its differentiated functions that are wanted."""
-    namer = _Namer(is_wanted)
+def trace_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> TracedStep:
+    """Traces a step, naming the values of its differentiated functions."""
+    namer = _Namer(lambda name: True)
     leaves, flat_step, out_trees = _flatten_step(fn, args, kwargs)
     with _compat.intercept_differentiation(namer.instrument):
         closed = jax.make_jaxpr(flat_step)(*leaves)
@@ -57,6 +55,26 @@ def trace_plain(fn: Callable, args: Sequence[Any], kwargs: dict) -> Any:
     """Traces a step as it is written, over its flattened arguments."""
     leaves, flat_step, _ = _flatten_step(fn, args, kwargs)
     return jax.make_jaxpr(flat_step)(*leaves)
+
+
+def keep_names(closed: Any, is_wanted: Callable[[str], bool]) -> Any:
+    """A traced step without the names that are not wanted: these are in nobody's way."""
+    env: jaxprs.Env = {}
+    eqns = []
+    for eqn in closed.jaxpr.eqns:
+        eqn = jaxprs.substitute(eqn, env)
+        if _is_named(eqn) and not is_wanted(eqn.params["name"].removeprefix(VALUE)):
+            env[eqn.outvars[0]] = eqn.invars[0]
+            continue
+        if any(jaxprs.any_equation(body, _is_named) for body in jaxprs.bodies(eqn)):
+            eqn = jaxprs.map_bodies(eqn, lambda body: keep_names(body, is_wanted))
+        eqns.append(eqn)
+    outvars = [jaxprs.read(env, v) for v in closed.jaxpr.outvars]
+    return jx.ClosedJaxpr(jaxprs.with_equations(closed.jaxpr, eqns, outvars=outvars), closed.consts)
+
+
+def _is_named(eqn: Eqn) -> bool:
+    return eqn.primitive is jx.name_p and eqn.params["name"].startswith(VALUE)
 
 
 def _flatten_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> tuple:

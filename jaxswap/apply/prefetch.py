@@ -20,6 +20,7 @@ from jaxswap import _compat
 from jaxswap.apply import jaxprs
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Eqn, Var, jx
+from jaxswap.apply.pin import is_barrier, new_pin
 from jaxswap.apply.program import Ledger
 from jaxswap.apply.stacks import hide_numbers, index_stack
 
@@ -102,7 +103,7 @@ def _find_reloads(
 ) -> list[_Reload]:
     """The first reload of each slice, where it should have started before the iteration."""
     heavy = [is_heavy(e, ledger.min_heavy_bytes) for e in eqns]
-    gated = {e.outvars[0]: e.invars[0] for e in eqns if e.primitive is jx.optimization_barrier_p}
+    gated = {e.outvars[0]: e.invars[0] for e in eqns if is_barrier(e)}
     found: dict[Var, _Reload] = {}
     num_heavy = 0
     for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
@@ -123,7 +124,7 @@ def _copy_back(
 ) -> tuple[list[Eqn], Var]:
     """A gate and a reload of `host`, which starts `ahead_ops` heavy ops ahead of its place."""
     gated = jx.Var(host.aval)
-    gate = jx.new_eqn([host], [gated], jx.optimization_barrier_p, {}, set())
+    gate = new_pin([host], [gated])
     copy = _compat.new_copy_eqn(gated, to_host=False)
     (result,) = copy.outvars
     decision = ledger.reloads[reload.eqn.outvars[0]]

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, Var, jx
+from jaxswap.apply.pin import is_barrier
 from jaxswap.apply.program import Ledger
 
 
 def is_gate(eqn: Eqn) -> bool:
     """Whether an equation is a gate: a barrier of one value."""
-    return eqn.primitive is jx.optimization_barrier_p and len(eqn.invars) == 1
+    return is_barrier(eqn) and len(eqn.invars) == 1
 
 
 def plan_segments(

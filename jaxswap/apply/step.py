@@ -56,7 +56,7 @@ def name_values(fn: Callable, *args: Any, **kwargs: Any) -> list[NamedValue]:
         >>> [(v.name, v.primitive) for v in name_values(step, jnp.eye(2))]
         [('0/in0', 'input'), ('0/0', 'dot_general'), ('0/1', 'tanh'), ('0/2', 'reduce_sum')]
     """
-    return list(place.trace_step(fn, args, kwargs, lambda name: False).values)
+    return list(place.trace_step(fn, args, kwargs).values)
 
 
 def apply_decisions(
@@ -113,6 +113,20 @@ def apply_decisions(
     return applied
 
 
+def apply_traced(
+    fn: Callable, traced: place.TracedStep, decisions: Mapping[str, Decision]
+) -> Callable:
+    """`apply_decisions` to a step that was traced before, for arguments as in that trace."""
+    step = rewrite_traced(traced, decisions)
+
+    @functools.wraps(fn)
+    def applied(*args):
+        out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(step.out_tree, out)
+
+    return applied
+
+
 def rewrite_step(
     fn: Callable,
     decisions: Mapping[str, Decision],
@@ -125,27 +139,42 @@ def rewrite_step(
 ) -> AppliedStep:
     """Rewrites a step for one signature, checks it, and says what became of the decisions."""
     _check_default(default)
+    traced = place.trace_step(fn, args, dict(kwargs or {}))
+    if inspect is not None:
+        inspect(traced.values)
+    if default == "keep" and all(d.action == "keep" for d in decisions.values()):
+        _check_names(decisions, traced.values)
+        plain = place.trace_plain(fn, args, dict(kwargs or {}))
+        return AppliedStep(
+            closed=plain, out_tree=traced.out_tree, values=traced.values, offloaded=(), demoted={}
+        )
+    return rewrite_traced(traced, decisions, default=default, min_heavy_bytes=min_heavy_bytes)
+
+
+def rewrite_traced(
+    traced: place.TracedStep,
+    decisions: Mapping[str, Decision],
+    *,
+    default: Action = "recompute",
+    min_heavy_bytes: int = MIN_HEAVY_BYTES,
+) -> AppliedStep:
+    """`rewrite_step` of a step that was traced before, once for all that is decided about it."""
+    _check_default(default)
+    _check_names(decisions, traced.values)
     _compat.warn_if_unknown_version()
     otherwise = Decision(action=default)
     # Names are only needed where the rewriting could not tell; in-between results of
     # differentiation have none, and are not worth a copy to the host.
     is_wanted = lambda name: default == "offload" or decisions.get(name, otherwise) != otherwise
     unnamed = Decision(action="recompute") if default == "offload" else otherwise
-    traced = place.trace_step(fn, args, dict(kwargs or {}), is_wanted)
-    if inspect is not None:
-        inspect(traced.values)
-    _check_names(decisions, traced.values)
     ledger = Ledger(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
         min_heavy_bytes=min_heavy_bytes,
     )
-    if default == "keep" and not any(is_wanted(name) for name in decisions):
-        closed = place.trace_plain(fn, args, dict(kwargs or {}))
-    else:
-        # What nothing needs, such as the gradient of an input, is not served.
-        closed = schedule.schedule_step(jaxprs.remove_dead_code(traced.closed), ledger)
+    # What nothing needs, such as the gradient of an input, is not served.
+    named = jaxprs.remove_dead_code(place.keep_names(traced.closed, is_wanted))
     step = AppliedStep(
-        closed=closed,
+        closed=schedule.schedule_step(named, ledger),
         out_tree=traced.out_tree,
         values=traced.values,
         offloaded=tuple(ledger.offloaded),

@@ -138,15 +138,15 @@ def _fill_tables(
     for index in reversed(range(len(timeline.tracks))):
         track = timeline.tracks[index]
         kept = np.ones(tables.num_plans, dtype=bool)
-        if track.can_offload:
-            out = np.flatnonzero(actions[index] == OFFLOAD)
+        # Few of many plans do anything with a value, and each call costs as much as many plans.
+        if track.can_offload and len(out := np.flatnonzero(actions[index] == OFFLOAD)):
             out = _add_offloads(
                 timeline, tables, track, out,
                 windows[index, out], aheads[index, out], needed[index, out], last[index, out],
             )  # fmt: skip
             kept[out] = False
-        if track.recompute_s is not None:
-            again = np.flatnonzero(actions[index] == RECOMPUTE)
+        is_recomputable = track.recompute_s is not None
+        if is_recomputable and len(again := np.flatnonzero(actions[index] == RECOMPUTE)):
             again = _add_recomputed(
                 timeline, tables, track, again, needed[index, again], last[index, again]
             )

@@ -59,10 +59,22 @@ def trace_program(
         >>> [op.name for op in trace_program(step, jnp.eye(512)).ops][:2]
         ['dot_general', 'tanh']
     """
-    traced = place.trace_step(fn, args, kwargs, lambda name: True)
+    traced = place.trace_step(fn, args, kwargs)
+    numbers = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
+    donated = jax.tree.leaves([args[number] for number in numbers])
+    return make_program(traced, donated, device, min_heavy_bytes)
+
+
+def make_program(
+    traced: place.TracedStep,
+    donated: Sequence[Any] = (),
+    device: Device | None = None,
+    min_heavy_bytes: int = MIN_HEAVY_BYTES,
+) -> Program:
+    """The `Program` of a step that is traced, some of whose arrays are donated."""
     closed = jaxprs.remove_dead_code(jaxprs.inline_calls(traced.closed))
     graph = _walk(closed, min_heavy_bytes, padded_dtypes(device))
-    graph.base_bytes = _base_bytes(closed, args, kwargs, donate_argnums)
+    graph.base_bytes = _base_bytes(closed, donated)
     named = {v.name: v for v in traced.values}
     kernels = fuse(graph, DEFAULT if device is None else yardstick_for(device))
     program, links = build_program(graph, kernels, lambda node: _describe(graph, node))
@@ -93,18 +105,14 @@ def _walk(closed: Any, min_heavy_bytes: int, padded: frozenset[str]) -> Graph:
     return walk.graph
 
 
-def _base_bytes(closed: Any, args: tuple, kwargs: dict, donate_argnums: Any) -> int:
-    """Arguments + outputs − those outputs that take a donated argument's place."""
-    numbers = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    donated: Counter[tuple] = Counter()
-    for number in numbers:
-        for leaf in jax.tree.leaves(args[number]):
-            donated[np.shape(leaf), str(jax.dtypes.result_type(leaf))] += 1
+def _base_bytes(closed: Any, donated: Sequence[Any]) -> int:
+    """Arguments + outputs − those outputs that take a donated array's place."""
+    free = Counter((np.shape(x), str(jax.dtypes.result_type(x))) for x in donated)
     total = sum(jaxprs.size_bytes(v.aval) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars))
     for atom in closed.jaxpr.outvars:
         key = (tuple(atom.aval.shape), str(atom.aval.dtype))
-        if donated[key] > 0:
-            donated[key] -= 1
+        if free[key] > 0:
+            free[key] -= 1
         else:
             total += jaxprs.size_bytes(atom.aval)
     return total
