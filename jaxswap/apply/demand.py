@@ -65,9 +65,9 @@ class _Server:
         self.carrier: Var | None = None  # the gradient that the op being served reads
         # A loop of small ops alone has nothing to merge with and no order to keep, and each gate
         # would cost it a kernel per trip.
-        is_loop = program.is_body and not program.is_unrolled
+        self.is_loop = program.is_body and not program.is_unrolled
         has_heavy = any(is_heavy(eqn, ledger.min_heavy_bytes) for eqn in program.eqns)
-        self.gates_clones = has_heavy or not is_loop
+        self.gates_clones = has_heavy or not self.is_loop
 
     @property
     def num_heavy(self) -> int:
@@ -193,7 +193,10 @@ class _Server:
         if action == "offload":
             var = self._serve(var)
             return var if self.carrier is None else self._gate(var, self.carrier)
-        return self._gate(var, self.carrier) if self.gates_clones else var
+        # What is the same in every trip is there anyway, and often a number spread out: behind a
+        # gate XLA would have to write that to memory.
+        is_open = not self.gates_clones or (var in self.program.constant and self.is_loop)
+        return var if is_open else self._gate(var, self.carrier)
 
     # Gates.
 

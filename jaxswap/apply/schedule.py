@@ -3,8 +3,9 @@
 Input: a step traced with its values named (`place.py`), and a ledger with the decisions.
 Output: the step's new `ClosedJaxpr`, with the same inputs and outputs.
 
-Three passes over the jaxpr: serve every backward pass on demand (`demand.py`, into loops with
-`loops.py`), remove what nothing reads any more, pin the order (`order.py`).
+Passes over the jaxpr: serve every backward pass on demand (`demand.py`, into loops with
+`loops.py`), remove what nothing reads any more, pin the order (`order.py`), let loops spread out
+small arrays by themselves (`sink.py`).
 """
 
 from typing import Any
@@ -14,13 +15,14 @@ from jaxswap.apply import jaxprs, loops, order
 from jaxswap.apply.jaxprs import Eqn, jx
 from jaxswap.apply.place import SCOPE
 from jaxswap.apply.program import Ledger, Part, Program, find_dependents, find_turns, is_turn
+from jaxswap.apply.sink import sink_spreads
 
 
 def schedule_step(closed: Any, ledger: Ledger) -> Any:
     """Rewrites a traced step as the ledger decides, and checks the result's types."""
     served = jaxprs.remove_dead_code(_serve_all(closed, ledger))
     pinned = order.pin_order(served, ledger)
-    final = remove_traces(pinned)
+    final = remove_traces(jaxprs.remove_dead_code(sink_spreads(pinned)))
     jx.check_jaxpr(final.jaxpr)
     return final
 

@@ -151,6 +151,8 @@ def _fill_tables(
                 timeline, tables, track, again, needed[index, again], last[index, again]
             )
             kept[again] = False
+            tables.spared_s[again] += track.lean_s
+            tables.again_s[tables.at(needed[index, again], again)] -= track.lean_s
             for parent in track.parents:
                 scope = timeline.scopes[timeline.tracks[parent].backward]
                 first = scope.lift_first[needed[index, again]]

@@ -318,7 +318,7 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
             clocks.in_ends_s[op] = to_device_s
         now_s = wait_until(max((clocks.in_ends_s[c.returns] for c in in_due[op]), default=0.0))
         clocks.op_starts_s.append(now_s)
-        now_s += sum(course.again_s for course in again_at[op]) + work_s
+        now_s += sum(course.again_s - course.track.lean_s for course in again_at[op]) + work_s
         if out_at[op]:
             start_s = clocks.out_starts_s[op] = max(now_s, to_host_s)
             copy_s = sum(course.track.out_s for course in out_at[op])

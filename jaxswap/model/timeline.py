@@ -9,7 +9,7 @@ the step or the body of one loop, because a copy cannot leave the trip it was st
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,7 @@ class Track:
         spared: ops that do not run if it is not kept: they write it to a loop's stack, or read
             it from there.
         spared_s: seconds of them.
+        lean_s: what the step is spared besides if it is made again, since XLA fuses more.
         can_offload: whether it may be in host memory.
         leaves_always: whether it is gone between its loops, however close they are.
         hands_on: whether its reload may start, and end, in the trip before the one that needs
@@ -107,6 +108,7 @@ class Track:
     recompute_bytes: int
     spared: tuple[int, ...]
     spared_s: float
+    lean_s: float
     can_offload: bool
     leaves_always: bool
     hands_on: bool
@@ -167,6 +169,11 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
     shared_s = [max(each[op] for each in again if each and op in each) for op in shared]
     unplanned = _sum_fixed(program, liveness.find_lifetimes(program), decided)
     planned = _sum_fixed(program, liveness.find_lifetimes(program, is_planned=True), decided)
+    tracks = [
+        _build_track(program, candidate, device, op_s, seconds, slots, shared_s)
+        for candidate, seconds in zip(program.candidates, again, strict=True)
+    ]
+    lean_s = sum(kernel_s(device, cost, efficiency) * trips for cost, trips in program.lean)
     reused = np.array([op.reused_bytes for op in program.ops], dtype=np.int64)
     return Timeline(
         op_s=np.array(op_s, dtype=np.float64),
@@ -174,10 +181,7 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
         fixed_bytes=planned + program.base_bytes,
         implicit_bytes=unplanned - planned - reused,
         scratch_bytes=np.array([op.scratch_bytes for op in program.ops], dtype=np.int64),
-        tracks=tuple(
-            _build_track(program, candidate, device, op_s, seconds, slots, shared_s)
-            for candidate, seconds in zip(program.candidates, again, strict=True)
-        ),
+        tracks=_share_lean(tracks, sum(op_s) + sum(shared_s), lean_s) if lean_s else tuple(tracks),
         shared_s=np.array(shared_s, dtype=np.float64),
         scopes=tuple(_build_scope(program, s) for s in (None, *range(len(program.loops)))),
         to_host_fraction=device.to_host.both_fraction,
@@ -263,6 +267,7 @@ def _build_track(
         recompute_bytes=candidate.recompute_bytes,
         spared=spared,
         spared_s=sum(op_s[op] for op in spared),
+        lean_s=0.0,
         can_offload=candidate.can_offload and not in_base,
         leaves_always=forward != backward,
         hands_on=value.is_stacked and _is_loop_pair(program, producer, candidate.first_backward),
@@ -270,6 +275,29 @@ def _build_track(
         backward=_position(backward),
         common=_position(common),
         parents=candidate.parents,
+    )
+
+
+def _share_lean(tracks: list[Track], run_s: float, lean_s: float) -> tuple[Track, ...]:
+    """Tells stacked values what a step is spared that makes all of them again.
+
+    Taken for itself, making one again costs what its kernels take. Together they cost far less:
+    no stack is set to zero, and XLA fuses what would have to be written. The difference is
+    shared out by the bytes that are stacked.
+
+    Args:
+        tracks: the candidates.
+        run_s: seconds of all ops, and of those that recomputations share.
+        lean_s: seconds of the step that makes everything again.
+    """
+    again = [track for track in tracks if track.recompute_s is not None]
+    expected_s = run_s + sum(track.own_s - track.spared_s for track in again)
+    total_bytes = sum(track.kept_bytes for track in again if track.leaves_always)
+    per_byte_s = max(expected_s - lean_s, 0.0) / max(total_bytes, 1)
+    shares = lambda track: track.leaves_always and track.recompute_s is not None
+    return tuple(
+        replace(track, lean_s=per_byte_s * track.kept_bytes) if shares(track) else track
+        for track in tracks
     )
 
 

@@ -146,7 +146,7 @@ def _order_by_rate(problem: Problem, choice: Genes) -> np.ndarray:
     ends_s = np.concatenate([[0.0], np.cumsum(problem.timeline.op_s)])
     idle_s = np.array([ends_s[t.needed] - ends_s[t.read_end] for t in tracks])
     size = np.array([t.kept_bytes for t in tracks], dtype=np.float64)
-    again_s = np.array([max((t.recompute_s or 0.0) - t.spared_s, 0.0) for t in tracks])
+    again_s = np.array([max((t.recompute_s or 0.0) - t.spared_s - t.lean_s, 0.0) for t in tracks])
     copy_s = np.array([t.in_s + t.out_s for t in tracks])
     exposed_s = np.where(choice == RECOMPUTE_GENE, again_s, np.maximum(copy_s - idle_s, 0.0))
     rate = size * (idle_s + 1e-12) / (exposed_s + 0.01 * copy_s + 1e-12)

@@ -72,7 +72,8 @@ class LinearModel:
         costs = np.zeros(self.num_columns)
         spared_s = np.array([track.spared_s for track in self.tracks])
         costs[: self.count] = -spared_s / self.scale_s
-        costs[self.count : 2 * self.count] = (self.own_s - spared_s) / self.scale_s
+        lean_s = np.array([track.lean_s for track in self.tracks])
+        costs[self.count : 2 * self.count] = (self.own_s - spared_s - lean_s) / self.scale_s
         costs[self.first_shared :] = self.problem.timeline.shared_s / self.scale_s
         costs[2 * self.count] = 1.0
         return costs

@@ -122,11 +122,9 @@ class Graph:
         loops: the loops.
         carries: arrays that stand for the same memory in a loop: what one trip hands to the
             next, keyed by what the body reads.
-        base_bytes: arguments + outputs − donated.
     """
 
     nodes: list[Node] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
     loops: list[LoopSpan] = field(default_factory=list)
     carries: dict[int, int] = field(default_factory=dict)
-    base_bytes: int = 0

@@ -70,7 +70,6 @@ def build_program(graph: Graph, kernels: list[Kernel], describe: Describe) -> tu
         values=tuple(_unique_names(values)),
         candidates=(),
         loops=_loops(graph, kernels),
-        base_bytes=graph.base_bytes,
     )
     return program, links
 

@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 from jaxswap.apply import jaxprs, place
-from jaxswap.apply.decision import NamedValue
+from jaxswap.apply.decision import Decision, NamedValue
 from jaxswap.apply.jaxprs import jx
-from jaxswap.apply.step import MIN_HEAVY_BYTES
+from jaxswap.apply.step import MIN_HEAVY_BYTES, rewrite_traced
 from jaxswap.model.device import Device
+from jaxswap.model.kernel import KernelCost
 from jaxswap.program import candidates, text
 from jaxswap.program.effort import DEFAULT, yardstick_for
 from jaxswap.program.fusion import fuse
@@ -73,13 +74,34 @@ def make_program(
 ) -> Program:
     """The `Program` of a step that is traced, some of whose arrays are donated."""
     closed = jaxprs.remove_dead_code(jaxprs.inline_calls(traced.closed))
-    graph = _walk(closed, min_heavy_bytes, padded_dtypes(device))
-    graph.base_bytes = _base_bytes(closed, donated)
+    graph, program, links = _group(closed, device, min_heavy_bytes)
+    base_bytes = _base_bytes(closed, donated)
     named = {v.name: v for v in traced.values}
-    kernels = fuse(graph, DEFAULT if device is None else yardstick_for(device))
-    program, links = build_program(graph, kernels, lambda node: _describe(graph, node))
     program = candidates.add_candidates(program, graph, links, named)
+    lean = _list_lean(traced, program, device, min_heavy_bytes)
+    program = dataclasses.replace(program, base_bytes=base_bytes, lean=lean)
     return _with_fingerprint(_with_user_names(program, named))
+
+
+def _group(closed: Any, device: Device | None, min_heavy_bytes: int) -> tuple[Graph, Program, Any]:
+    """The ops of a jaxpr, grouped into kernels as XLA would for a device."""
+    graph = _walk(closed, min_heavy_bytes, padded_dtypes(device))
+    kernels = fuse(graph, DEFAULT if device is None else yardstick_for(device))
+    return graph, *build_program(graph, kernels, lambda node: _describe(graph, node))
+
+
+def _list_lean(
+    traced: place.TracedStep, program: Program, device: Device | None, min_heavy_bytes: int
+) -> tuple[tuple[KernelCost, int], ...]:
+    """The kernels of the step that makes everything again, if a loop stacks any of it."""
+    again = {c.value for c in program.candidates if c.recompute is not None}
+    if not any(program.values[v].is_stacked for v in again):
+        return ()
+    names = [program.values[c.value].name for c in program.candidates if c.value not in again]
+    kept = dict.fromkeys([*program.kept_names, *names], Decision(action="keep"))
+    applied = rewrite_traced(traced, kept, min_heavy_bytes=min_heavy_bytes)
+    _, lean, _ = _group(jaxprs.inline_calls(applied.closed), device, min_heavy_bytes)
+    return tuple((op.cost, op.trips) for op in lean.ops)
 
 
 def fingerprint_step(fn: Callable, *args: Any, **kwargs: Any) -> str:

@@ -32,7 +32,8 @@ _VIEWS = frozenset(
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"))
 _ENTERED = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_lin", "shard_map", "jit",
                       "closed_call", "core_call", "remat_call"))  # fmt: skip
-_PASSES = frozenset(("optimization_barrier", "device_put"))
+_BARRIERS = frozenset(("optimization_barrier", "jaxswap_pin"))
+_PASSES = _BARRIERS | {"device_put"}
 
 
 class Walk:
@@ -107,7 +108,7 @@ class Walk:
         elif name in _PASSES and not isinstance(eqn.invars[0], jx.Literal):
             for source, target in zip(eqn.invars, eqn.outvars, strict=True):
                 env[target] = self.read(source, env, phase)
-                self.graph.arrays[env[target]].must_exist |= name == "optimization_barrier"
+                self.graph.arrays[env[target]].must_exist |= name in _BARRIERS
         elif name == "split":
             self.add_split(eqn, env, phase)
         elif self.is_view(eqn):
