@@ -91,7 +91,7 @@ class Draft:
             )
         )
 
-    def finish(self, base_bytes=0):
+    def finish(self, base_bytes=0, lean_s=0.0):
         values = tuple(
             Value(name=name, **(fields | {"readers": tuple(fields["readers"])}))
             for name, fields in self.values.items()
@@ -102,6 +102,7 @@ class Draft:
             candidates=tuple(self.candidates),
             loops=tuple(self.loops),
             base_bytes=base_bytes,
+            lean=((work(lean_s), 1),) if lean_s else (),
             fingerprint="test",
         )
 
@@ -247,4 +248,5 @@ def programs(draw, max_candidates=6, with_loops=True):
             can_offload=draw(hps.integers(0, 5)) > 0,
             repeat=draw(hps.integers(0, 2)),
         )
-    return draft.finish(base_bytes=draw(hps.integers(0, 5)))
+    lean_s = draw(hps.sampled_from([0.0, 1.0, 10.0]))
+    return draft.finish(base_bytes=draw(hps.integers(0, 5)), lean_s=lean_s)

@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxswap import _compat
 from jaxswap._errors import BadArgumentError
-from jaxswap.apply import Decision, apply_decisions, name_values, rewrite_step
+from jaxswap.apply import Decision, apply_decisions, name_values, place, rewrite_step
+from jaxswap.apply.step import apply_traced
 
 W = jax.random.normal(jax.random.key(0), (3, 4, 4))
 X = jax.random.normal(jax.random.key(1), (2, 4))
@@ -197,3 +198,25 @@ def test_jaxs_next_checkpoint_works():
     assert rewritten.offloaded
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * np.max(np.abs(a)))
+
+
+def test_names_that_are_not_wanted_leave_no_trace():
+    fn = jax.grad(lambda w, x: jnp.sum(jax.lax.scan(lambda c, v: (c @ v, c), x, w)[0]))
+    traced = place.trace_step(fn, (jnp.ones((3, 4, 4)), jnp.ones((4, 4))), {})
+    inside = [v.name for v in traced.values if v.scope]
+    wanted = inside[0]
+    text = str(place.keep_names(traced.closed, lambda name: name == wanted))
+    assert inside[1:]
+    assert [name for name in inside if f"{place.VALUE}{name}]" in text] == [wanted]
+    assert place.VALUE not in str(place.keep_names(traced.closed, lambda name: False))
+
+
+def test_a_step_that_was_traced_before_is_rewritten_to_the_same_program():
+    step = jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.sin(w @ W) @ w)))
+    decisions = {"0/0": Decision(action="offload"), "0/1": Decision(action="keep")}
+    traced = place.trace_step(step, (W,), {})
+    expected, found = (
+        jax.jit(fn).lower(W).as_text()
+        for fn in (apply_decisions(step, decisions), apply_traced(step, traced, decisions))
+    )
+    assert expected == found

@@ -222,3 +222,21 @@ def test_a_loop_of_small_ops_reads_what_it_recomputes_from_without_gates(
     eqns = backward.params["jaxpr"].eqns
     assert any(e.primitive.name == "sin" for e in eqns)  # made again
     assert any(map(is_barrier, eqns)) == is_gated
+
+
+def test_what_is_the_same_in_every_trip_is_read_without_a_gate():
+    """A mask behind a gate would be written to memory, and read in every trip."""
+
+    def loss(w, x, mask):
+        body = lambda c, w: (jnp.where(mask, jnp.tanh(c @ w), 0.0), None)
+        return jnp.sum(jax.lax.scan(body, x, w)[0] ** 2)
+
+    args = draw(5, WIDTH, WIDTH), draw(WIDTH, WIDTH), jnp.ones((WIDTH, WIDTH), bool)
+    rewritten = rewrite_step(jax.grad(loss), {}, args, default="recompute", min_heavy_bytes=0)
+    *_, backward = find_scans(rewritten.closed.jaxpr)
+    body = backward.params["jaxpr"].jaxpr
+    constants = set(body.invars[: backward.params["num_consts"]])
+    assert any(v.aval.dtype == bool for v in constants)
+    pinned = {v for e in body.eqns if is_barrier(e) for v in jaxprs.variables(e.invars)}
+    assert pinned
+    assert not pinned & constants

@@ -11,6 +11,7 @@ import pytest
 from jaxswap.apply.decision import ACTIONS, Decision
 from jaxswap.model.simulate import list_stays, settle_courses, simulate, simulate_many
 from jaxswap.model.timeline import build_timeline
+from jaxswap.plan.base import run_planner
 from jaxswap.plan.problem import Problem
 
 
@@ -102,3 +103,50 @@ def test_planners_may_ask_for_the_trip_before_where_one_is_too_short():
     # Three bytes each: dz, two seconds, is ahead of h in its own trip; ahead of z is none.
     aheads = problem.options.aheads[:, -3:].tolist()
     assert aheads == [[0, 1, 3], [0, 1, 2]]
+
+
+# ---- what a loop that stacks nothing is spared ----
+
+
+def stacks(lean_s):
+    """Two values of 3 and 1 bytes that a loop of 2 trips stacks, made again in a second each."""
+    draft = programs.Draft()
+    stacked = {"trips": 2, "is_stacked": True}
+    draft.op("f", 4, "forward", [], [("x", 3, stacked)], trips=2, loop=0)
+    draft.op("g", 4, "forward", [], [("y", 1, stacked)], trips=2, loop=0)
+    draft.op("loss", 1, "forward", [], [("loss", 1)])
+    draft.op("b", 4, "backward", ["x", "y", "loss"], [], trips=2, loop=1)
+    draft.loops += [programs.Loop(first_op=0, last_op=1, trips=2)]
+    draft.loops += [programs.Loop(first_op=3, last_op=3, trips=2)]
+    draft.candidate("x", again=1)
+    draft.candidate("y", again=1)
+    return draft.finish(lean_s=lean_s)
+
+
+@pytest.mark.parametrize(
+    ("lean_s", "both", "only_x"),
+    [
+        (0.0, 29, 27),  # not known: 25 seconds, and each again in two trips
+        (29.0, 29, 27),  # as expected
+        (40.0, 29, 27),  # nothing is spared
+        (21.0, 21, 27 - 6),  # eight are: six for the six bytes of x, two for those of y
+    ],
+)
+def test_what_is_spared_is_shared_by_stacked_bytes(lean_s, both, only_x):
+    program = stacks(lean_s)
+    again = Decision(action="recompute")
+    assert run(program).step_s == pytest.approx(25)
+    assert run(program, x=again, y=again).step_s == pytest.approx(both)
+    assert run(program, x=again).step_s == pytest.approx(only_x)
+    assert run(program, x=again).recompute_s == 2  # what runs a second time runs all the same
+    assert run(program, x=offload(0)).step_s >= 25  # it has to be written, to be copied
+
+
+def test_a_plan_may_be_faster_than_the_step_as_written():
+    program = stacks(10.0)
+    problem = Problem(
+        program=program, device=programs.UNIT, budget_bytes=10**6, efficiency=programs.EXACT
+    )
+    for planner in ("exact", "greedy", "genetic"):
+        found = run_planner(problem.at_budget(6), planner)
+        assert found.forecast.step_s == pytest.approx(10), planner

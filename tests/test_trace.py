@@ -263,3 +263,21 @@ def test_what_two_dots_read_is_padded_once():
     both = lambda x, w, u: (x @ w, x @ u)
     first, second = trace_program(both, x, w, w, device=find_device("t4")).ops
     assert first.cost.size_bytes - second.cost.size_bytes == 2 * (250 + 256) * 512
+
+
+@pytest.mark.parametrize(("is_scanned", "is_lean"), [(True, True), (False, False)])
+def test_of_a_step_whose_loops_stack_values_the_lean_one_is_known(is_scanned, is_lean):
+    def loss(ws, x):
+        body = lambda c, w: (jnp.tanh(c @ w), None)
+        if is_scanned:
+            return jnp.sum(jax.lax.scan(body, x, ws)[0])
+        for w in ws:
+            x, _ = body(x, w)
+        return jnp.sum(x)
+
+    shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
+    program = trace_program(jax.grad(loss), shape(4, 512, 512), shape(2048, 512))
+    assert bool(program.lean) == is_lean
+    dots = sum(trips for cost, trips in program.lean if cost.matrix_flops)
+    # In each of four trips: forward, again, and one for each gradient.
+    assert dots == (16 if is_lean else 0)
