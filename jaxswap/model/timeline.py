@@ -9,13 +9,14 @@ the step or the body of one loop, because a copy cannot leave the trip it was st
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxswap.model.device import Device
 from jaxswap.model.kernel import FITTED, Efficiency, kernel_s
+from jaxswap.model.lean import share_lean
 from jaxswap.model.transfer import transfer_s
 from jaxswap.model.work import find_spared, planned_costs, time_recomputations
 from jaxswap.program import liveness
@@ -169,11 +170,8 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
     shared_s = [max(each[op] for each in again if each and op in each) for op in shared]
     unplanned = _sum_fixed(program, liveness.find_lifetimes(program), decided)
     planned = _sum_fixed(program, liveness.find_lifetimes(program, is_planned=True), decided)
-    tracks = [
-        _build_track(program, candidate, device, op_s, seconds, slots, shared_s)
-        for candidate, seconds in zip(program.candidates, again, strict=True)
-    ]
     lean_s = sum(kernel_s(device, cost, efficiency) * trips for cost, trips in program.lean)
+    shares = share_lean(program, op_s, again, lean_s)
     reused = np.array([op.reused_bytes for op in program.ops], dtype=np.int64)
     return Timeline(
         op_s=np.array(op_s, dtype=np.float64),
@@ -181,7 +179,10 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
         fixed_bytes=planned + program.base_bytes,
         implicit_bytes=unplanned - planned - reused,
         scratch_bytes=np.array([op.scratch_bytes for op in program.ops], dtype=np.int64),
-        tracks=_share_lean(tracks, sum(op_s) + sum(shared_s), lean_s) if lean_s else tuple(tracks),
+        tracks=tuple(
+            _build_track(program, candidate, device, op_s, seconds, share, slots, shared_s)
+            for candidate, seconds, share in zip(program.candidates, again, shares, strict=True)
+        ),
         shared_s=np.array(shared_s, dtype=np.float64),
         scopes=tuple(_build_scope(program, s) for s in (None, *range(len(program.loops)))),
         to_host_fraction=device.to_host.both_fraction,
@@ -230,6 +231,7 @@ def _build_track(
     device: Device,
     op_s: list[float],
     again: dict[int, float] | None,
+    lean_s: float,
     slots: dict[int, int],
     shared_s: list[float],
 ) -> Track:
@@ -267,7 +269,7 @@ def _build_track(
         recompute_bytes=candidate.recompute_bytes,
         spared=spared,
         spared_s=sum(op_s[op] for op in spared),
-        lean_s=0.0,
+        lean_s=lean_s,
         can_offload=candidate.can_offload and not in_base,
         leaves_always=forward != backward,
         hands_on=value.is_stacked and _is_loop_pair(program, producer, candidate.first_backward),
@@ -275,29 +277,6 @@ def _build_track(
         backward=_position(backward),
         common=_position(common),
         parents=candidate.parents,
-    )
-
-
-def _share_lean(tracks: list[Track], run_s: float, lean_s: float) -> tuple[Track, ...]:
-    """Tells stacked values what a step is spared that makes all of them again.
-
-    Taken for itself, making one again costs what its kernels take. Together they cost far less:
-    no stack is set to zero, and XLA fuses what would have to be written. The difference is
-    shared out by the bytes that are stacked.
-
-    Args:
-        tracks: the candidates.
-        run_s: seconds of all ops, and of those that recomputations share.
-        lean_s: seconds of the step that makes everything again.
-    """
-    again = [track for track in tracks if track.recompute_s is not None]
-    expected_s = run_s + sum(track.own_s - track.spared_s for track in again)
-    total_bytes = sum(track.kept_bytes for track in again if track.leaves_always)
-    per_byte_s = max(expected_s - lean_s, 0.0) / max(total_bytes, 1)
-    shares = lambda track: track.leaves_always and track.recompute_s is not None
-    return tuple(
-        replace(track, lean_s=per_byte_s * track.kept_bytes) if shares(track) else track
-        for track in tracks
     )
 
 

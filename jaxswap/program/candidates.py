@@ -25,6 +25,7 @@ from jaxswap.program.repeats import number_repeats
 MIN_BYTES = 2**20
 MIN_SHARE = 2**-12
 """Values below this, or below this share of all that goes from forward to backward, are kept."""
+_LARGER = 16  # times: what a value sums up
 
 
 class Permission(Protocol):
@@ -203,6 +204,9 @@ class _Search:
         last_forward = max([value.producer, *forward])
         shown = name if name and name not in taken else value.name
         reason = None
+        if value.size_bytes * value.trips < self.min_bytes and self._sums_up(v):
+            self.refused[shown] = "made again with the larger values that it sums up"
+            return
         if value.size_bytes * value.trips < self.min_bytes:
             self.kept.add(self.links.array_of[v])
             reason = f"too small to matter: below {format_bytes(self.min_bytes)}"
@@ -231,6 +235,30 @@ class _Search:
                 last_forward=last_forward, first_backward=backward[0], last_backward=backward[-1],
             )
         )  # fmt: skip
+
+    def _sums_up(self, v: int) -> bool:
+        """Whether a loop stacks a value that comes along when larger ones are made again.
+
+        To keep it, the sums of a softmax say, would cost the forward loop a kernel of its own.
+        """
+        arrays = self.graph.arrays
+        if not self.program.values[v].is_stacked:
+            return False
+        _, covers = self._own_names(self.links.array_of[v])
+        stack, seen, has_larger = [min(covers)], set(covers), False
+        while stack:
+            producer = arrays[stack.pop()].producer
+            if producer is None:
+                continue
+            if self.graph.nodes[producer].kind not in ("map", "reduce"):
+                return False
+            for source, _ in self.graph.nodes[producer].reads:
+                is_larger = arrays[source].size_bytes >= _LARGER * self.program.values[v].size_bytes
+                has_larger |= is_larger
+                if not is_larger and source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return has_larger
 
     def _is_apart(self, last_forward: int, first_backward: int) -> bool:
         return self.heavy_before[first_backward] > self.heavy_before[last_forward + 1]

@@ -87,7 +87,7 @@ class Recomputer:
                 continue
             chain.seen.add(target)
             op = self.maker[target]
-            part = self._part(self.links.kernels[op], target)
+            part = self._part(self.links.kernels[op], target, k)
             chain.parts.append((op, part, target))
             for source in part.ins:
                 owner = self.owner.get(source)
@@ -111,15 +111,19 @@ class Recomputer:
             return True
         return record.producer is None or self.graph.nodes[record.producer].phase != "forward"
 
-    def _part(self, kernel: Kernel, target: int) -> Kernel:
-        """The part of a kernel that one of its results needs."""
+    def _part(self, kernel: Kernel, target: int, k: int) -> Kernel:
+        """The part of a kernel that one of its results needs, to make candidate `k` again.
+
+        A loop stacks what its kernels otherwise have only in passing: a part starts from that.
+        """
+        starts = lambda array: array in kernel.ins or self.owner.get(array, k) < k
         nodes: dict[int, float] = {}
         ins: dict[int, float] = {}
         stack, seen = [target], {target}
         while stack:
             array = stack.pop()
-            if array in kernel.ins and array != target:
-                ins[array] = kernel.ins[array]
+            if array != target and starts(array):
+                ins[array] = kernel.ins.get(array, 1.0)
                 continue
             producer = self.graph.arrays[array].producer
             if producer is None or producer not in kernel.nodes:

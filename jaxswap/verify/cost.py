@@ -9,6 +9,7 @@ about as the `dot` or `convolution` they stand for.
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -85,7 +86,13 @@ class KernelCosts:
 
     def _text_of(self, instruction: Instruction, types: list[str]) -> str:
         """A module that runs this instruction alone."""
-        blocks = [strip_metadata(self._module.blocks[name]) for name in self._called(instruction)]
+        called = self._called(instruction)
+        blocks = [strip_metadata(self._module.blocks[name]) for name in called]
+        if instruction.opcode == "fusion":
+            types = list(types)
+            blocks[-1] = _look_through_views(
+                self._module.computation(called[-1]), blocks[-1], types
+            )
         attributes = _BACKEND_CONFIG.sub("", strip_metadata(instruction.attributes))
         attributes = re.sub(r", control-predecessors=\{[^{}]*\}", "", attributes)
         attributes = re.sub(r", sharding=\{[^{}]*\}", "", attributes)
@@ -130,6 +137,40 @@ class KernelCosts:
             dtype = types[0].split("[")[0]
             is_exact = "highest" in (inner.attribute("operand_precision") or "")
         return _Matrix(kind=kind, dtype=dtype, is_exact=is_exact, flops=total)
+
+
+def _look_through_views(fused: Computation, block: str, types: list[str]) -> str:
+    """The text of a kernel that is given its operands as it views them; `types` learns how.
+
+    XLA's analysis knows that a slice of an operand is only a slice, but not that of a `bitcast`
+    of one, as which a loop mostly sees what it stacks.
+    """
+    readers: dict[str, list[Instruction]] = defaultdict(list)
+    for inner in fused.instructions:
+        for name in inner.operands:
+            readers[name].append(inner)
+    lines = block.splitlines()
+    lines[0] = lines[0].split(" (")[0] + " {"  # the signature would have the old types
+    for parameter in fused.instructions:
+        read_by = readers[parameter.name]
+        is_view = len(read_by) == 1 and read_by[0].opcode == "bitcast" and read_by[0] != fused.root
+        if parameter.opcode != "parameter" or not is_view:
+            continue
+        (view,) = read_by
+        number = int(parameter.argument_text)
+        types[number] = view.type_text
+        lines = [line for line in lines if not _defines(line, parameter.name)]
+        lines = [
+            f"  %{view.name} = {view.type_text} parameter({number})"
+            if _defines(line, view.name)
+            else line
+            for line in lines
+        ]
+    return "\n".join(lines)
+
+
+def _defines(line: str, name: str) -> bool:
+    return line.strip().removeprefix("ROOT ").startswith(f"%{name} = ")
 
 
 def _operand_types(instruction: Instruction, computation: Computation) -> list[str]:
