@@ -121,10 +121,8 @@ ARGS = (
 def test_a_step_is_planned_once(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXSWAP_CACHE_DIR", str(tmp_path))
     traced = []
-    original = _api.trace_program
-    monkeypatch.setattr(
-        _api, "trace_program", lambda *a, **k: traced.append(1) or original(*a, **k)
-    )
+    original = _api.trace_step
+    monkeypatch.setattr(_api, "trace_step", lambda *a, **k: traced.append(1) or original(*a, **k))
     ask = lambda **more: jaxswap.plan(
         step, *ARGS, budget="50MiB", device="t4", planner="greedy", confirm=False, **more
     )
