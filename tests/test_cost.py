@@ -28,6 +28,39 @@ FUSED = """\
   ROOT %s = f32[100,256]{1,0} dynamic-update-slice(%a, %u, %i, %zero)
 }
 
+%slice_of_view (a: f32[100,16,16], i: s32[]) -> f32[1,256] {
+  %a = f32[100,16,16]{2,1,0} parameter(0)
+  %view = f32[100,256]{1,0} bitcast(%a)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %s = f32[1,256]{1,0} dynamic-slice(%view, %i, %zero), dynamic_slice_sizes={1,256}
+}
+
+%update_of_view (a: f32[100,16,16], u: f32[16,16], i: s32[]) -> f32[100,256] {
+  %a = f32[100,16,16]{2,1,0} parameter(0)
+  %view = f32[100,256]{1,0} bitcast(%a)
+  %u = f32[16,16]{1,0} parameter(1)
+  %part = f32[1,256]{1,0} bitcast(%u)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %s = f32[100,256]{1,0} dynamic-update-slice(%view, %part, %i, %zero)
+}
+
+%view_read_twice (a: f32[100,16,16], i: s32[]) -> (f32[1,256], f32[100,256]) {
+  %a = f32[100,16,16]{2,1,0} parameter(0)
+  %view = f32[100,256]{1,0} bitcast(%a)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %s = f32[1,256]{1,0} dynamic-slice(%view, %i, %zero), dynamic_slice_sizes={1,256}
+  %n = f32[100,256]{1,0} negate(%view)
+  ROOT %both = (f32[1,256]{1,0}, f32[100,256]{1,0}) tuple(%s, %n)
+}
+
+%view_alone (a: f32[100,16,16]) -> f32[100,256] {
+  %a = f32[100,16,16]{2,1,0} parameter(0)
+  ROOT %view = f32[100,256]{1,0} bitcast(%a)
+}
+
 """
 
 
@@ -55,6 +88,29 @@ def test_a_slice_is_only_a_slice():
         "f32[100,256]{1,0}", "s32[]",
     )  # fmt: skip
     assert cost.size_bytes == 4 * (256 + 256) + 4  # read, written, and the index
+
+
+@pytest.mark.parametrize(
+    ("line", "size_bytes"),
+    [
+        ("f32[1,256]{1,0} fusion(%p0, %p1), kind=kLoop, calls=%slice_of_view", 4 * 512 + 4),
+        (
+            "f32[100,256]{1,0} fusion(%p0, %p2, %p1), kind=kLoop, calls=%update_of_view",
+            4 * 512 + 4,
+        ),
+        # All of it is read and written, and so is the slice.
+        (
+            "(f32[1,256]{1,0}, f32[100,256]{1,0}) fusion(%p0, %p1), kind=kLoop, "
+            "calls=%view_read_twice",
+            4 * (2 * 25600 + 512) + 4,
+        ),
+        ("f32[100,256]{1,0} fusion(%p0), kind=kLoop, calls=%view_alone", 4 * 2 * 25600),
+    ],
+    ids=["slice", "update", "both", "root"],
+)
+def test_what_is_seen_differently_costs_the_same(line, size_bytes):
+    parameters = ("f32[100,16,16]{2,1,0}", "s32[]", "f32[16,16]{1,0}")
+    assert cost_of(f"%k = {line}", *parameters).size_bytes == size_bytes
 
 
 def test_an_update_in_place_touches_only_its_slice():
