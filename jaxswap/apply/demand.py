@@ -8,7 +8,7 @@ first backward equation that needs it.
 What a recomputation starts from is read through a *gate*, a pin of its
 own: without it XLA would find the same op in the forward pass, merge the two, and keep alive
 what was to be forgotten. `order.py` later ties gates to the op they have to wait for. Bodies of
-small ops have none: forward and backward are two loops there, unless XLA unrolls them.
+loops have none: forward and backward are two loops there, unless XLA unrolls them.
 """
 
 import math
@@ -63,11 +63,9 @@ class _Server:
         }
         self.host: dict[Var, Eqn] = {}
         self.carrier: Var | None = None  # the gradient that the op being served reads
-        # A loop of small ops alone has nothing to merge with and no order to keep, and each gate
-        # would cost it a kernel per trip.
-        self.is_loop = program.is_body and not program.is_unrolled
-        has_heavy = any(is_heavy(eqn, ledger.min_heavy_bytes) for eqn in program.eqns)
-        self.gates_clones = has_heavy or not self.is_loop
+        # Forward and backward are two loops, with nothing to merge, unless XLA unrolls them. There
+        # a gate would only have XLA write to memory what it reads from a stack in passing.
+        self.gates_clones = not program.is_body or program.is_unrolled
 
     @property
     def num_heavy(self) -> int:
@@ -193,10 +191,7 @@ class _Server:
         if action == "offload":
             var = self._serve(var)
             return var if self.carrier is None else self._gate(var, self.carrier)
-        # What is the same in every trip is there anyway, and often a number spread out: behind a
-        # gate XLA would have to write that to memory.
-        is_open = not self.gates_clones or (var in self.program.constant and self.is_loop)
-        return var if is_open else self._gate(var, self.carrier)
+        return self._gate(var, self.carrier) if self.gates_clones else var
 
     # Gates.
 

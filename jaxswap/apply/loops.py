@@ -144,7 +144,6 @@ def _join(forward: _Scan, backward: _Scan, links: dict[int, int], dependents: se
         outs=[forward.outs[j] for j in _find_plain(forward, links)],
         backward_outs=[jaxprs.read(env, v) for v in backward.outs],
         prefix="",
-        constant=frozenset([*forward.constvars, *forward.invars[: forward.first_carry]]),
         is_body=True,
         is_unrolled=forward.eqn.params["length"] <= forward.eqn.params["unroll"],
     )

@@ -62,7 +62,6 @@ class Program:
         outs: what the forward pass returns.
         backward_outs: what the backward pass returns.
         prefix: names of this program's values start so.
-        constant: variables that are the same in every iteration of a loop.
         saved: variables that the user's own policies save, or that are in host memory anyway.
         is_body: whether it is an iteration of a loop; the next iterations of the forward
             pass then come between its forward and its backward part.
@@ -80,7 +79,6 @@ class Program:
     outs: list[Atom]
     backward_outs: list[Atom]
     prefix: str
-    constant: frozenset[Var] = frozenset()
     saved: set[Var] = field(default_factory=set)
     is_body: bool = False
     is_unrolled: bool = False
