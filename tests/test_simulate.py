@@ -289,8 +289,13 @@ def test_time_is_work_plus_recomputation_plus_waiting(drawn):
             for track, name in zip(tracks, program.candidate_names, strict=True)
             if plan[name].action == "recompute" and name not in forecast.stays
         )
-        busy_s = forecast.baseline.step_s + forecast.recompute_s - spared_s
-        assert forecast.step_s == pytest.approx(busy_s + forecast.stall_s)
+        busy_s = forecast.baseline.step_s + forecast.recompute_s
+        found_s = forecast.step_s - forecast.stall_s
+        assert busy_s - spared_s - 1e-6 <= found_s <= busy_s + 1e-6
+        # Loops may be spared no more than they take.
+        loops_s = sum(op.cost.vector_flops * op.trips for op in program.ops if op.loop is not None)
+        if spared_s <= loops_s:
+            assert found_s == pytest.approx(busy_s - spared_s)
         assert forecast.stall_s >= 0
 
 

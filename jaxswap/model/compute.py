@@ -16,7 +16,7 @@ import jax
 from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, jx
 from jaxswap.model.kernel import KernelCost
-from jaxswap.program.graph import NodeKind
+from jaxswap.program.graph import WINDOWS, NodeKind
 
 TRANSCENDENTALS = frozenset(
     ("exp", "exp2", "log", "log1p", "expm1", "logistic", "pow", "rsqrt", "sqrt", "cbrt", "sin",
@@ -40,8 +40,6 @@ REDUCTIONS = frozenset(
     ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
      "reduce_xor", "argmax", "argmin", "reduce")
 )  # fmt: skip
-WINDOWS = frozenset(("reduce_window_max", "reduce_window_min", "reduce_window_sum",
-                     "reduce_window"))  # fmt: skip
 _TWO_STAGES = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"))
 _LONG_ROW, _LONG_COLUMN = 16384, 4096
 _HASH_FLOPS = {"threefry2x32": 60.0, "random_bits": 60.0}

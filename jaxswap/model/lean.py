@@ -42,7 +42,8 @@ def share_lean(
     fills = [k for k, op in enumerate(program.ops) if op.name == _FILL]
     fill_s = sum(op_s[op] for op in fills)
     fill_bytes = sum(program.ops[op].cost.size_bytes * program.ops[op].trips for op in fills)
-    left_s = max(_expect_s(program, op_s, again) - lean_s, 0.0)
+    outside_s = sum(s for op, s in zip(program.ops, op_s, strict=True) if op.loop is None)
+    left_s = max(_expect_s(program, op_s, again) - max(lean_s, outside_s), 0.0)
     for k in stacked:
         shares[k] = min(fill_s, left_s) * sizes[k] / max(fill_bytes, sizes[k])
     left_s -= sum(shares)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxswap.apply.decision import ACTIONS
-from jaxswap.model.timeline import Floats, Ints, Timeline, Track, slowed_end_s
+from jaxswap.model.timeline import Floats, Ints, Timeline, Track, find_speedup, slowed_end_s
 
 KEEP, OFFLOAD, RECOMPUTE = range(3)
 assert ACTIONS == ("keep", "offload", "recompute")
@@ -54,7 +54,7 @@ class _Tables:
         self.host_bytes = np.zeros(num_plans, dtype=np.int64)
         self.moved_bytes = np.zeros(num_plans, dtype=np.int64)
         self.recompute_s = np.zeros(num_plans)
-        self.spared_s = np.zeros(num_plans)
+        self.lean_s = np.zeros(num_plans)  # what loops are spared besides
         # Of the ops that recomputations share: whether it runs again already.
         self.is_done = np.zeros((num_shared, num_plans), dtype=bool)
 
@@ -112,8 +112,8 @@ def _simulate_chunk(timeline: Timeline, actions: Ints, windows: Ints, aheads: In
     if is_empty.any():
         bytes_at[:, is_empty] += timeline.implicit_bytes[:, None]
     peak_op = bytes_at.argmax(axis=0)
-    step_s = _run_clocks(timeline, tables)
-    busy_s = float(timeline.op_s.sum()) + tables.recompute_s - tables.spared_s
+    op_s = _time_ops(timeline, tables)
+    step_s, busy_s = _run_clocks(timeline, tables, op_s), op_s.sum(axis=0)
     # Without copies nothing waits, so what is implicit can be added behind the clocks.
     step_s[is_empty] += timeline.implicit_s.sum()
     busy_s[is_empty] += timeline.implicit_s.sum()
@@ -151,8 +151,7 @@ def _fill_tables(
                 timeline, tables, track, again, needed[index, again], last[index, again]
             )
             kept[again] = False
-            tables.spared_s[again] += track.lean_s
-            tables.again_s[tables.at(needed[index, again], again)] -= track.lean_s
+            tables.lean_s[again] += track.lean_s
             for parent in track.parents:
                 scope = timeline.scopes[timeline.tracks[parent].backward]
                 first = scope.lift_first[needed[index, again]]
@@ -165,7 +164,6 @@ def _fill_tables(
         tables.change_bytes[tables.at(end, stay)] -= track.kept_bytes
         if track.spared:
             away = np.flatnonzero(~kept)
-            tables.spared_s[away] += track.spared_s
             for op in track.spared:
                 tables.again_s[tables.at(op, away)] -= timeline.op_s[op]
 
@@ -243,7 +241,15 @@ def _add_recomputed(
     return plans
 
 
-def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
+def _time_ops(timeline: Timeline, tables: _Tables) -> Floats:
+    """Seconds of each op in each plan, with what is made again in front of it."""
+    op_s = tables.rows(tables.again_s)[:-1] + timeline.op_s[:, None]
+    if tables.lean_s.any():
+        op_s[timeline.in_loop] *= find_speedup(op_s[timeline.in_loop].sum(axis=0), tables.lean_s)
+    return op_s
+
+
+def _run_clocks(timeline: Timeline, tables: _Tables, op_s: Floats) -> Floats:
     """Seconds of the step: three clocks per plan, the device's and one per direction."""
     num_ops, num_plans = timeline.num_ops, tables.num_plans
     now_s, to_host_s, to_device_s = (np.zeros(num_plans) for _ in range(3))
@@ -253,7 +259,6 @@ def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
     awaited_out, awaited_in = tables.rows(tables.awaits_out), tables.rows(tables.awaits_in)
     is_out, is_in = _find_rows(out_s > 0), _find_rows(in_s > 0)
     awaits_out, awaits_in = _find_rows(awaited_out >= 0), _find_rows(awaited_in >= 0)
-    busy_s = tables.rows(tables.again_s)[:-1] + timeline.op_s[:, None]
     plans = np.arange(num_plans)
     for op in range(num_ops):
         if awaits_out[op]:
@@ -266,7 +271,7 @@ def _run_clocks(timeline: Timeline, tables: _Tables) -> Floats:
             in_end_s[op] = to_device_s
         if awaits_in[op]:
             np.maximum(now_s, in_end_s[awaited_in[op], plans], out=now_s)
-        now_s += busy_s[op]
+        now_s += op_s[op]
         if is_out[op]:
             copy_s = out_s[op]
             start_s = np.maximum(now_s, to_host_s)

@@ -30,6 +30,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from jaxswap._errors import BadArgumentError
 from jaxswap._units import format_bytes, format_seconds
 from jaxswap.apply.decision import Decision
@@ -37,7 +39,7 @@ from jaxswap.model.device import Device
 from jaxswap.model.kernel import FITTED, Efficiency
 from jaxswap.model.population import Forecasts as Forecasts
 from jaxswap.model.population import simulate_many as simulate_many
-from jaxswap.model.timeline import Timeline, Track, build_timeline, slowed_end_s
+from jaxswap.model.timeline import Timeline, Track, build_timeline, find_speedup, slowed_end_s
 from jaxswap.program.ir import Program
 
 KEEP = Decision(action="keep")
@@ -278,6 +280,7 @@ class Clocks:
 
     step_s: float = 0.0
     stall_s: float = 0.0
+    speedup: float = 1.0  # what is left of the time of ops in loops
     op_starts_s: list[float] = field(default_factory=list)
     out_starts_s: dict[int, float] = field(default_factory=dict)
     out_ends_s: dict[int, float] = field(default_factory=dict)
@@ -296,11 +299,20 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
             in_due[course.back_by].append(course)
         elif course.action == "recompute":
             again_at[course.needed].append(course)
-    op_s = timeline.op_s.copy()
+    op_s, lean_s = timeline.op_s.copy(), 0.0
     for course in courses:
         if course.action != "keep":
             op_s[list(course.track.spared)] = 0.0
+        if course.action == "recompute":
+            lean_s += course.track.lean_s
+    again_s = np.zeros_like(op_s)
+    for op, ready in again_at.items():
+        again_s[op] = sum(course.again_s for course in ready)
     clocks = Clocks()
+    if lean_s:
+        loops_s = float((op_s + again_s)[timeline.in_loop].sum())
+        clocks.speedup = float(find_speedup(loops_s, lean_s))
+    op_s = np.where(timeline.in_loop, clocks.speedup, 1.0) * (op_s + again_s)
     now_s = to_host_s = to_device_s = 0.0
 
     def wait_until(ready_s: float) -> float:
@@ -318,7 +330,7 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
             clocks.in_ends_s[op] = to_device_s
         now_s = wait_until(max((clocks.in_ends_s[c.returns] for c in in_due[op]), default=0.0))
         clocks.op_starts_s.append(now_s)
-        now_s += sum(course.again_s - course.track.lean_s for course in again_at[op]) + work_s
+        now_s += work_s
         if out_at[op]:
             start_s = clocks.out_starts_s[op] = max(now_s, to_host_s)
             copy_s = sum(course.track.out_s for course in out_at[op])

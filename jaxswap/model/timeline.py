@@ -79,7 +79,7 @@ class Track:
         spared: ops that do not run if it is not kept: they write it to a loop's stack, or read
             it from there.
         spared_s: seconds of them.
-        lean_s: what the step is spared besides if it is made again, since XLA fuses more.
+        lean_s: what loops are spared besides if it is made again, since XLA fuses more.
         can_offload: whether it may be in host memory.
         leaves_always: whether it is gone between its loops, however close they are.
         hands_on: whether its reload may start, and end, in the trip before the one that needs
@@ -131,6 +131,7 @@ class Timeline:
         implicit_bytes: what comes to that if the plan is empty, less what is written over
             operands.
         scratch_bytes: what each op needs only while it runs.
+        in_loop: which ops are in loops.
         tracks: the candidates.
         shared_s: seconds of each op that several candidates' recomputations share: it runs a
             second time only once, for the first of them that needs it.
@@ -144,6 +145,7 @@ class Timeline:
     fixed_bytes: Ints
     implicit_bytes: Ints
     scratch_bytes: Ints
+    in_loop: NDArray[np.bool_]
     tracks: tuple[Track, ...]
     shared_s: Floats
     scopes: tuple[Scope, ...]
@@ -179,6 +181,7 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
         fixed_bytes=planned + program.base_bytes,
         implicit_bytes=unplanned - planned - reused,
         scratch_bytes=np.array([op.scratch_bytes for op in program.ops], dtype=np.int64),
+        in_loop=np.array([op.loop is not None for op in program.ops], dtype=bool),
         tracks=tuple(
             _build_track(program, candidate, device, op_s, seconds, share, slots, shared_s)
             for candidate, seconds, share in zip(program.candidates, again, shares, strict=True)
@@ -188,6 +191,14 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
         to_host_fraction=device.to_host.both_fraction,
         to_device_fraction=device.to_device.both_fraction,
     )
+
+
+def find_speedup(loops_s, lean_s):
+    """What is left of the time of each op in loops, of `loops_s` in all that `lean_s` are spared.
+
+    Takes numbers or arrays.
+    """
+    return np.maximum(1.0 - lean_s / np.maximum(loops_s, 1e-30), 0.0)
 
 
 def slowed_end_s(start_s, copy_s, other_end_s, fraction):

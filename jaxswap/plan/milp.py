@@ -59,8 +59,10 @@ def solve_relaxed(
     base_s = float(problem.timeline.op_s.sum())
     if result.status == 2:
         return Relaxed(bound_s=np.inf, offloads=None, recomputes=None, is_solved=True)
-    bound = result.mip_dual_bound
-    bound_s = base_s + (max(float(bound), 0.0) * model.scale_s if bound is not None else 0.0)
+    bound, costs = result.mip_dual_bound, model.costs()
+    if bound is None:  # what could be spared at most
+        bound = costs[costs < 0.0].sum()
+    bound_s = max(base_s + float(bound) * model.scale_s, 0.0)
     count = problem.num_candidates
     chosen = None if result.x is None else result.x > 0.5
     return Relaxed(

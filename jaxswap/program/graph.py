@@ -12,6 +12,11 @@ from typing import Any, Literal
 from jaxswap.model.kernel import KernelCost
 from jaxswap.program.ir import Phase
 
+WINDOWS = frozenset(
+    ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window")
+)
+"""Ops that go over an array by windows."""
+
 NodeKind = Literal["map", "reduce", "update", "opaque"]
 """How a node fuses.
 

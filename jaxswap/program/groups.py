@@ -8,9 +8,8 @@ Times here only rank (`effort.py`).
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxswap.model import compute
 from jaxswap.program.effort import DEFAULT, Yardstick
-from jaxswap.program.graph import Graph, Node
+from jaxswap.program.graph import WINDOWS, Graph, Node
 
 MAX_INPUTS = 48
 MAX_NODES = 400
@@ -18,9 +17,9 @@ MAX_NODES = 400
 # that branches is taken to double it. What such an op, or one that moves elements, reads is
 # written out once for each reader.
 _MAX_CODE, _MAX_BRANCHES = 10_000, 10
-_BRANCHING = compute.WINDOWS | {"concatenate", "pad"}
+_BRANCHING = WINDOWS | {"concatenate", "pad"}
 # Ops that move elements, though as many come out as go in.
-_MOVING = compute.WINDOWS | {"transpose", "rev"}
+_MOVING = WINDOWS | {"transpose", "rev"}
 
 
 @dataclass(slots=True)

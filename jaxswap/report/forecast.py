@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxswap.apply.decision import Decision
 from jaxswap.model.simulate import (
     KEEP,
@@ -107,12 +109,14 @@ def _kernels(played: Played) -> Iterable[Slice]:
         if course.action != "keep":
             spared.update(course.track.spared)
     ops_s = played.timeline.op_s.tolist()
+    speedups = np.where(played.timeline.in_loop, played.clocks.speedup, 1.0).tolist()
     for at, (op, now_s) in enumerate(
         zip(played.program.ops, played.clocks.op_starts_s, strict=True)
     ):
         for value, course in again[at]:
-            yield _slice("compute", value, "recompute", now_s, course.again_s)
-            now_s += course.again_s
+            again_s = speedups[at] * course.again_s
+            yield _slice("compute", value, "recompute", now_s, again_s)
+            now_s += again_s
         if at not in spared:
             yield Slice(
                 stream="compute",
@@ -121,7 +125,7 @@ def _kernels(played: Played) -> Iterable[Slice]:
                 source=shorten_source(op.source),
                 phase=op.phase,
                 start_s=now_s,
-                duration_s=ops_s[at],
+                duration_s=speedups[at] * ops_s[at],
                 size_bytes=int(op.cost.size_bytes * op.trips),
             )
 
