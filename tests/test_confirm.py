@@ -64,7 +64,7 @@ class Search:
         self.find, self.aims = find, []
 
     def __call__(self, aim, slowness):
-        if slowness == 3.0:
+        if slowness == math.inf:
             self.aims.append(aim)
         return self.find(aim)
 
@@ -335,7 +335,7 @@ def test_at_the_floor_copies_wait_before_it_gives_up(can_reach):
 
 
 def test_a_plan_that_trusts_the_link_can_fit_where_a_careful_one_does_not():
-    search = lambda aim, slowness: dataclasses.replace(make_plan(), seed=int(slowness))
+    search = lambda aim, slowness: dataclasses.replace(make_plan(), seed=int(min(slowness, 9)))
     found = confirm_plan(search, lambda plan: Compiled(99 if plan.seed == 1 else 150), 100)
     assert found.seed == 1
 
@@ -442,20 +442,40 @@ def test_hints_grow_by_what_was_waited_for_while_that_helps():
     assert best.hints["copy-start.2.0"] == hinted[1]
 
 
-def test_a_careful_plan_comes_first_and_the_fastest_of_all_wins():
-    waits = {3.0: (4.0, 0.5), 1.0: (3.0, 1.0), math.inf: (3.5, 0.0)}
-    forecasts_s = {3.0: 3.5, 1.0: 3.0, math.inf: 2.5}
-    asked = []
+def search_at_speeds(asked, forecasts_s):
+    """A search that notes each slowness it is asked for, whose plans have it as their seed."""
 
     def search(aim, slowness):
         asked.append(slowness)
         forecast = Forecast(peak_bytes=100, step_s=forecasts_s[slowness])
-        return dataclasses.replace(make_plan(action="offload"), seed=len(asked), forecast=forecast)
+        seed = int(min(slowness, 9))
+        return dataclasses.replace(make_plan(action="offload"), seed=seed, forecast=forecast)
 
-    compile_plan = lambda plan: Compiled(97, *waits[asked[-1]])
-    found = confirm_plan(search, compile_plan, 100)
-    assert asked == [3.0, 1.0, math.inf]
-    assert (found.seed, found.replayed_s) == (2, 3.0)
+    return search
+
+
+def test_a_plan_without_copies_comes_first_and_the_fastest_of_all_wins():
+    steps_s, asked = {9: 4.0, 3: 3.0, 1: 3.5}, []
+    search = search_at_speeds(asked, {math.inf: 4.0, 3.0: 3.5, 1.0: 2.5})
+    found = confirm_plan(search, lambda plan: Compiled(97, steps_s[plan.seed]), 100)
+    assert asked == [math.inf, 1.0, 3.0]  # each once
+    assert (found.seed, found.replayed_s) == (3, 3.0)
+
+
+def test_where_trusting_the_link_promises_little_trusting_it_less_is_not_searched():
+    asked = []
+    search = search_at_speeds(asked, {math.inf: 4.0, 1.0: 3.9})
+    assert confirm_plan(search, lambda plan: Compiled(97, 8.0), 100).seed == 9
+    assert asked == [math.inf, 1.0]
+
+
+def test_the_error_of_a_forecast_is_that_of_the_lowest_floor():
+    def search(aim, slowness):
+        raise BudgetInfeasibleError(f"{slowness}", floor_bytes=150 if slowness == math.inf else 120)
+
+    with pytest.raises(BudgetInfeasibleError) as caught:
+        confirm_plan(search, lambda plan: Compiled(97), 100)
+    assert caught.value.floor_bytes == 120
 
 
 @pytest.mark.parametrize(("stall_s", "rounds"), [(1.0, 1), (1.1, 4)])
