@@ -3,7 +3,7 @@
 Input: a program (equations in order) whose forward and backward equations are known, and a
 ledger that says what to do with each value. Output: the program in which every value that
 the backward pass reads is kept, reloaded or recomputed, at the last moment: in front of the
-first backward equation that needs it.
+first backward equation that needs it. Where all is kept, nothing changes.
 
 What a recomputation starts from is read through a *gate*, a pin of its
 own: without it XLA would find the same op in the forward pass, merge the two, and keep alive
@@ -102,7 +102,7 @@ class _Server:
             gradients = [v for v in inputs if v in self.dependents]
             size = lambda v: jaxprs.size_bytes(v.aval)
             self.carrier = max(gradients, key=size, default=None)
-        env = {v: self._serve(v) for v in inputs}
+        env = {v: v if self.settler.is_as_written(v) else self._serve(v) for v in inputs}
         self.carrier = None
         return jaxprs.substitute(eqn, env)
 

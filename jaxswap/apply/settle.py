@@ -39,6 +39,7 @@ class Settler:
         self._made_at: dict[Var, int] = {}
         self._read_at: dict[Var, int] = {}  # when the forward pass read a value last
         self._actions: dict[Var, Action] = {}
+        self._as_written = self._find_as_written()
 
     def note(self, eqn: Eqn, is_backward: bool) -> None:
         """Takes note of an equation that was emitted."""
@@ -51,6 +52,37 @@ class Settler:
         """Whether a value is only made when the backward pass asks for it."""
         index = None if isinstance(atom, jx.Literal) else self.producer.get(atom)
         return index is not None and self._program.parts[index] is Part.LAZY
+
+    def is_as_written(self, var: Var) -> bool:
+        """Whether the backward pass may read a value of the forward pass as the user wrote it.
+
+        That is what nothing was decided about, made of kept values by ops that fuse. XLA knows
+        best what of it to have in memory, and the forecast of what is kept is of its choice.
+        """
+        return var in self._as_written
+
+    def _find_as_written(self) -> set[Var]:
+        found: set[Var] = set()
+        if self._program.is_body:  # two loops: what the first makes is the second's only in stacks
+            return found
+        kept: set[Var] = set()
+        given: set[Var] = set()  # made of arguments alone: to hold on to it costs memory
+        for eqn, part in self._program:
+            if part is not Part.FORWARD:
+                continue
+            inputs = [v for v in jaxprs.variables(eqn.invars) if v in self.producer]
+            is_fused = not is_heavy(eqn, self._ledger.min_heavy_bytes)
+            is_of_kept = is_fused and all(v in kept or v in given for v in inputs)
+            for v in eqn.outvars:
+                name = self._names.get(v)
+                if name is not None:
+                    kept.update([v] if self._ledger.decide(name).action == "keep" else [])
+                elif is_of_kept and any(v in kept for v in inputs):
+                    kept.add(v)
+                    found.add(v)
+                elif is_of_kept:
+                    given.add(v)
+        return found
 
     def find_action(self, var: Var) -> Action:
         """What happens to a value."""

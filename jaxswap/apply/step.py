@@ -73,7 +73,8 @@ def apply_decisions(
         fn: the step.
         decisions: what to do with each value, by the names of `name_values`.
         default: what to do with all others. Outputs of loops, and of ops with side effects,
-            are kept rather than recomputed.
+            are kept rather than recomputed. What ops that fuse make of kept values is left to
+            XLA, as in the step as written.
         min_heavy_bytes: ops that touch less are not scheduled around.
         inspect: called with the step's values, the step as a function of its arrays alone,
             and these arrays, before anything is rewritten.
@@ -163,9 +164,9 @@ def rewrite_traced(
     _check_names(decisions, traced.values)
     _compat.warn_if_unknown_version()
     otherwise = Decision(action=default)
-    # Names are only needed where the rewriting could not tell; in-between results of
-    # differentiation have none, and are not worth a copy to the host.
-    is_wanted = lambda name: default == "offload" or decisions.get(name, otherwise) != otherwise
+    # Names are only needed of what is decided about; in-between results of differentiation have
+    # none, and are not worth a copy to the host.
+    is_wanted = lambda name: default == "offload" or name in decisions
     unnamed = Decision(action="recompute") if default == "offload" else otherwise
     ledger = Ledger(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
