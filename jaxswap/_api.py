@@ -115,7 +115,9 @@ def plan_to_beat(
             show(0, 0, f"compiling for {target.name}")
             step, options = fn, None
             if not found.is_empty:
-                step = apply_traced(fn, traced, found.all_decisions)
+                step = apply_traced(
+                    fn, traced, found.all_decisions, rest_as_written=found.rest_as_written
+                )
                 options = found.compiler_options()
             return verify(step, *args, device=target, donate_argnums=donated, options=options)
 
@@ -168,4 +170,6 @@ def apply(fn: Callable, plan: Plan) -> Callable:
     if plan.is_empty:
         return fn
     inspect = lambda values, step, arrays: check_match(plan, values, step, arrays)
-    return apply_decisions(fn, plan.all_decisions, inspect=inspect)
+    return apply_decisions(
+        fn, plan.all_decisions, rest_as_written=plan.rest_as_written, inspect=inspect
+    )

@@ -8,7 +8,8 @@ its copies, which takes less memory; what it leaves free, one more may have. XLA
 its own way, and not all overlap as forecast: a plan without copies comes first, where one fits, and
 those that trust the link, little or fully, have to promise more. Of all that fit, the fastest by
 replay is the answer. To compile takes longer than all the rest, so that what promises little is
-left out.
+left out. Without copies, what no decision is about is left as written, which is often faster, and
+only made again on demand, as the forecast has it, if the step is far too large so.
 """
 
 import dataclasses
@@ -38,7 +39,8 @@ _SLOWNESS = (math.inf, 3.0, _TRUSTED)
 # 2 % slower than forecast beside one without (GPT-2-small); and a compiled step that waits for no
 # copy, for more to be tried with it.
 _PROMISE, _GAIN = 0.97, 0.99
-# A step that waits for each copy has to need this much less for the next plans to do so too.
+# A step that waits for each copy has to need this much less for the next plans to do so too; and
+# one with its rest as written may need this much too much for the next to have it so.
 _NEAR = 1.03
 # Waiting that is worth compiling once more with hints.
 _WAITS = 0.005
@@ -139,12 +141,17 @@ def _fit(
     """
     budget_bytes = aim = found.budget_bytes
     is_last, overlaps, needs = False, True, []
+    is_eased = bool(found.names("recompute")) and not found.names("offload")
     for done in range(1, ROUNDS + 1):
         is_last = is_last or done == ROUNDS
         if not _is_promising(found, best, limit_s):
             return None
-        found = dataclasses.replace(found, overlaps=overlaps)
+        found = dataclasses.replace(found, overlaps=overlaps, rest_as_written=is_eased)
         verified = compile_plan(found)
+        if is_eased and verified.device_bytes > _NEAR * budget_bytes:
+            is_eased = False
+            found = dataclasses.replace(found, rest_as_written=False)
+            verified = compile_plan(found)
         if verified.device_bytes <= budget_bytes:
             return _use_room(search, compile_plan, found, verified, aim, limit_s)
         if not _can_win(verified, limit_s):
@@ -188,7 +195,9 @@ def _use_room(
         return found, verified
     if _expect_s(larger, found, verified) >= limit_s:
         return found, verified
-    larger = dataclasses.replace(larger, overlaps=found.overlaps)
+    larger = dataclasses.replace(
+        larger, overlaps=found.overlaps, rest_as_written=found.rest_as_written
+    )
     again = compile_plan(larger)
     is_faster = again.timeline.step_s < verified.timeline.step_s
     fits = again.device_bytes <= found.budget_bytes

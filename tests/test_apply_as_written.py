@@ -31,11 +31,13 @@ def count_ops(closed):
     return Counter(e.primitive.name for e in ops)
 
 
-def rewrite(actions):
+def rewrite(actions, *, rest_as_written=True):
     """The step's ops as written, and with these actions for its matrix products."""
     dots = [v.name for v in name_values(step, W, X) if v.primitive == "dot_general"]
     decisions = {n: Decision(action=a) for n, a in zip(dots, actions, strict=True)}
-    found = rewrite_step(step, decisions, (W, X), min_heavy_bytes=0)
+    found = rewrite_step(
+        step, decisions, (W, X), min_heavy_bytes=0, rest_as_written=rest_as_written
+    )
     given = jax.tree.leaves((W, X))
     outs = jx.eval_jaxpr(found.closed.jaxpr, found.closed.consts, *given)
     assert all(map(jnp.allclose, outs, step(W, X)))
@@ -47,6 +49,13 @@ def test_where_all_is_kept_nothing_is_made_again_but_what_arguments_make():
     before, after = rewrite(["keep"] * 4)
     assert (after - before)["exp"] == 1
     assert not set(after - before) & {"sin", "cos", "tanh", "dot_general"}
+
+
+def test_where_it_is_not_asked_for_all_is_made_again():
+    before, after = rewrite(["keep"] * 4, rest_as_written=False)
+    again = after - before
+    assert again["sin"] >= 2
+    assert again["dot_general"] == 0
 
 
 @pytest.mark.parametrize("action", ["offload", "recompute"])
@@ -76,7 +85,7 @@ def test_loops_have_no_values_as_written():
 
     names = [v.name for v in name_values(scanned, W, X) if v.primitive == "dot_general"]
     keep = {name: Decision(action="keep") for name in names}
-    found = rewrite_step(scanned, keep, (W, X), min_heavy_bytes=0)
+    found = rewrite_step(scanned, keep, (W, X), min_heavy_bytes=0, rest_as_written=True)
     loops = [e for e in found.closed.jaxpr.eqns if e.primitive.name == "scan"]
     backward = Counter(e.primitive.name for e in loops[-1].params["jaxpr"].jaxpr.eqns)
     assert backward["sin"] >= 1

@@ -98,6 +98,33 @@ def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
         confirm_plan(search, lambda _: Compiled(next(sizes)), 100)
 
 
+@pytest.mark.parametrize(("eased_bytes", "expected"), [(99, [True]), (104, [True, False])])
+def test_the_rest_is_as_written_where_that_is_not_far_too_large(eased_bytes, expected):
+    tried = []
+
+    def compile_plan(plan):
+        tried.append(plan.rest_as_written)
+        return Compiled(eased_bytes if plan.rest_as_written else 98)
+
+    search = lambda aim, slowness: make_plan(action="recompute")
+    found = confirm_plan(search, compile_plan, 100)
+    assert tried == expected
+    assert found.rest_as_written == expected[-1]
+    assert found.compiled_bytes == (99 if found.rest_as_written else 98)
+
+
+def test_a_lower_plan_has_its_rest_as_written_too_if_that_was_nearly_enough():
+    search = Search(lambda aim: make_plan(action="recompute"))
+    tried, sizes = [], iter([102, 99])
+
+    def compile_plan(plan):
+        tried.append(plan.rest_as_written)
+        return Compiled(next(sizes))
+
+    assert confirm_plan(search, compile_plan, 100).rest_as_written
+    assert (tried, len(search.aims)) == ([True, True], 2)
+
+
 def find_with_offloads(seconds_at):
     """A search whose plans have offloads, and take as long as `seconds_at` says for an aim."""
 

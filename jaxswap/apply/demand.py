@@ -3,7 +3,7 @@
 Input: a program (equations in order) whose forward and backward equations are known, and a
 ledger that says what to do with each value. Output: the program in which every value that
 the backward pass reads is kept, reloaded or recomputed, at the last moment: in front of the
-first backward equation that needs it. Where all is kept, nothing changes.
+first backward equation that needs it.
 
 What a recomputation starts from is read through a *gate*, a pin of its
 own: without it XLA would find the same op in the forward pass, merge the two, and keep alive

@@ -56,14 +56,15 @@ class Settler:
     def is_as_written(self, var: Var) -> bool:
         """Whether the backward pass may read a value of the forward pass as the user wrote it.
 
-        That is what nothing was decided about, made of kept values by ops that fuse. XLA knows
-        best what of it to have in memory, and the forecast of what is kept is of its choice.
+        That is what nothing was decided about, made of kept values by ops that fuse: if the ledger
+        says so, since XLA may have more of it in memory than was forecast.
         """
         return var in self._as_written
 
     def _find_as_written(self) -> set[Var]:
         found: set[Var] = set()
-        if self._program.is_body:  # two loops: what the first makes is the second's only in stacks
+        # Of two loops, what the first makes is the second's only in stacks.
+        if self._program.is_body or not self._ledger.rest_as_written:
             return found
         kept: set[Var] = set()
         given: set[Var] = set()  # made of arguments alone: to hold on to it costs memory

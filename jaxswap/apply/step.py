@@ -65,6 +65,7 @@ def apply_decisions(
     *,
     default: Action = "recompute",
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
+    rest_as_written: bool = False,
     inspect: Callable[[Sequence[NamedValue], Callable, Sequence[Any]], None] | None = None,
 ) -> Callable:
     """A step that keeps, offloads and recomputes as decided.
@@ -73,9 +74,10 @@ def apply_decisions(
         fn: the step.
         decisions: what to do with each value, by the names of `name_values`.
         default: what to do with all others. Outputs of loops, and of ops with side effects,
-            are kept rather than recomputed. What ops that fuse make of kept values is left to
-            XLA, as in the step as written.
+            are kept rather than recomputed.
         min_heavy_bytes: ops that touch less are not scheduled around.
+        rest_as_written: leave it to XLA which of all others it keeps, where they are made of kept
+            values by ops that fuse: often faster, sometimes larger.
         inspect: called with the step's values, the step as a function of its arrays alone,
             and these arrays, before anything is rewritten.
 
@@ -106,6 +108,7 @@ def apply_decisions(
             dynamic,
             default=default,
             min_heavy_bytes=min_heavy_bytes,
+            rest_as_written=rest_as_written,
             inspect=lambda values: inspect(values, call, dynamic) if inspect else None,
         )
         out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *dynamic)
@@ -115,10 +118,14 @@ def apply_decisions(
 
 
 def apply_traced(
-    fn: Callable, traced: place.TracedStep, decisions: Mapping[str, Decision]
+    fn: Callable,
+    traced: place.TracedStep,
+    decisions: Mapping[str, Decision],
+    *,
+    rest_as_written: bool = False,
 ) -> Callable:
     """`apply_decisions` to a step that was traced before, for arguments as in that trace."""
-    step = rewrite_traced(traced, decisions)
+    step = rewrite_traced(traced, decisions, rest_as_written=rest_as_written)
 
     @functools.wraps(fn)
     def applied(*args):
@@ -136,6 +143,7 @@ def rewrite_step(
     *,
     default: Action = "recompute",
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
+    rest_as_written: bool = False,
     inspect: Callable[[Sequence[NamedValue]], None] | None = None,
 ) -> AppliedStep:
     """Rewrites a step for one signature, checks it, and says what became of the decisions."""
@@ -149,7 +157,13 @@ def rewrite_step(
         return AppliedStep(
             closed=plain, out_tree=traced.out_tree, values=traced.values, offloaded=(), demoted={}
         )
-    return rewrite_traced(traced, decisions, default=default, min_heavy_bytes=min_heavy_bytes)
+    return rewrite_traced(
+        traced,
+        decisions,
+        default=default,
+        min_heavy_bytes=min_heavy_bytes,
+        rest_as_written=rest_as_written,
+    )
 
 
 def rewrite_traced(
@@ -158,6 +172,7 @@ def rewrite_traced(
     *,
     default: Action = "recompute",
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
+    rest_as_written: bool = False,
 ) -> AppliedStep:
     """`rewrite_step` of a step that was traced before, once for all that is decided about it."""
     _check_default(default)
@@ -171,6 +186,7 @@ def rewrite_traced(
     ledger = Ledger(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
         min_heavy_bytes=min_heavy_bytes,
+        rest_as_written=rest_as_written,
     )
     # What nothing needs, such as the gradient of an input, is not served.
     named = jaxprs.remove_dead_code(place.keep_names(traced.closed, is_wanted))

@@ -64,6 +64,8 @@ class Plan:
         compiled_bytes: what the compiled step needs on the device; None if not confirmed.
         replayed_s: seconds of its replayed schedule, likewise.
         overlaps: whether XLA is told to let copies overlap compute, which takes more memory.
+        rest_as_written: whether it is left to XLA what to keep of that which is made of kept
+            values by ops that fuse. The forecast takes all of it to be made again.
         hints: microseconds of its instructions, for XLA's scheduler (`apply/overlap.py`).
         memory_bytes: of the device; 0 if not known.
         fixed_bytes: those of arguments and outputs.
@@ -96,6 +98,7 @@ class Plan:
     compiled_bytes: int | None = None
     replayed_s: float | None = None
     overlaps: bool = True
+    rest_as_written: bool = False
     hints: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
     memory_bytes: int = 0
     fixed_bytes: int = 0

@@ -152,7 +152,7 @@ def verify(
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     target = Device.detect() if device is None else find_device(device)
     if plan is not None and not plan.is_empty:
-        fn = apply_decisions(fn, plan.all_decisions)
+        fn = apply_decisions(fn, plan.all_decisions, rest_as_written=plan.rest_as_written)
         options = plan.compiler_options() | dict(options or {})
     if _is_attached(target):
         return _verify_attached(fn, args, target, donated, options)
