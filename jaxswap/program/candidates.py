@@ -11,7 +11,7 @@ value is *implicit*: a planned step makes it again from the other one, as part o
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -204,10 +204,11 @@ class _Search:
         last_forward = max([value.producer, *forward])
         shown = name if name and name not in taken else value.name
         reason = None
-        if value.size_bytes * value.trips < self.min_bytes and self._sums_up(v):
+        is_small = value.size_bytes * value.trips < self.min_bytes
+        if (is_small and self._sums_up(v)) or self._is_of_rows(v):
             self.refused[shown] = "made again with the larger values that it sums up"
             return
-        if value.size_bytes * value.trips < self.min_bytes:
+        if is_small:
             self.kept.add(self.links.array_of[v])
             reason = f"too small to matter: below {format_bytes(self.min_bytes)}"
         elif value.is_output:
@@ -235,6 +236,34 @@ class _Search:
                 last_forward=last_forward, first_backward=backward[0], last_backward=backward[-1],
             )
         )  # fmt: skip
+
+    def _is_of_rows(self, v: int) -> bool:
+        """Whether a value is a step within rows, made of a step before it: the sums of a softmax.
+
+        XLA has a row at hand for all of its steps, in one kernel; to keep one of them costs the
+        forward pass a kernel of its own, and spares the backward pass none.
+        """
+        least = _LARGER * self.program.values[v].size_bytes
+        is_wide = lambda array: self.graph.arrays[array].size_bytes >= least
+        rows = [s for s in self._find_reduced([self.links.array_of[v]], is_wide) if is_wide(s)]
+        is_in_memory = lambda array: array in self.links.value_of
+        return any(is_wide(source) for source in self._find_reduced(rows, is_in_memory))
+
+    def _find_reduced(self, arrays: list[int], is_end: Callable[[int], bool]) -> list[int]:
+        """What row reductions on the way to arrays read, back to where the way ends."""
+        stack, seen, found = list(arrays), set(), []
+        while stack:
+            producer = self.graph.arrays[stack.pop()].producer
+            if producer is None or producer in seen:
+                continue
+            seen.add(producer)
+            node = self.graph.nodes[producer]
+            sources = [source for source, _ in node.reads]
+            if node.kind == "reduce" and node.is_row_reduction:
+                found += sources
+            if node.kind == "map":
+                stack += [source for source in sources if not is_end(source)]
+        return found
 
     def _sums_up(self, v: int) -> bool:
         """Whether a loop stacks a value that comes along when larger ones are made again.
