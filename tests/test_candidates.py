@@ -6,6 +6,7 @@ import pytest
 
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.step import apply_decisions, rewrite_step
+from jaxswap.model.device import Device
 from jaxswap.program.repeats import number_repeats
 from jaxswap.program.trace import trace_program
 
@@ -150,6 +151,25 @@ def test_refusals_say_why():
     small = trace_program(jax.grad(lambda w: jnp.sum(jnp.tanh(w @ w) @ w)), shaped(8, 8))
     assert not small.candidates
     assert any(r.startswith("too small to matter: below") for r in small.refused.values())
+
+
+def test_sums_of_a_softmax_are_made_again_with_their_rows():
+    """To keep them would cost the forward pass a kernel of its own."""
+
+    def fn(w, x):
+        for _ in range(3):
+            q, k, v = (jnp.moveaxis(y.reshape(2, 1024, 4, 64), 2, 1) for y in (x @ w, x, x))
+            scores = jnp.where(jnp.tri(1024, dtype=bool), q @ k.mT / 8, -1e9)
+            rows = jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype)
+            x = jnp.moveaxis(rows @ v, 1, 2).reshape(x.shape)
+        return jnp.sum(x**2)
+
+    half = {"dtype": jnp.bfloat16}
+    args = shaped(256, 256, **half), shaped(2048, 256, **half)
+    program = trace_program(jax.grad(fn), *args, device=Device.named("h100-sxm"))
+    assert "made again with the larger values that it sums up" in program.refused.values()
+    kept = {v.shape for v in program.values if v.name in program.kept_names}
+    assert not {(2, 4, 1024), (2, 4, 1024, 1)} & kept
 
 
 def test_a_value_wanted_again_at_once_is_refused():
