@@ -7,61 +7,69 @@ fits as it is written, and at the chosen one; both compiled and replayed, not me
 without bf16 train in f16.
 `--exhaustive` also plans and compiles every size from half the chosen one to twice it, and says
 how far the chosen one is from the best of them: many minutes per row.
-Rows are kept in build/batch, per source: a run that is stopped goes on where it was. `--table`
-shows what there is and `--write` puts it into docs/batch.md.
+Rows are kept (`kept.py`): a run that is stopped goes on where it was, and what changed is run
+again. `--table` shows what there is, older rows too, and `--write` puts it into docs/batch.md.
 """
 
 import argparse
-import json
+import math
 import os
 import pathlib
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jaxswap
-from benchmarks.cells import digest_jaxswap, digest_model
+from benchmarks import kept
 from benchmarks.panels import MODELS, Panel
+from benchmarks.sources import digest_jaxswap, digest_model
 from jaxswap import BatchChoice, BudgetInfeasibleError
-from jaxswap._files import write_whole
 
 TABLE_MODELS = ("gpt2-small", "resnet50", "resnet152", "vgg16", "vit-b16", "bert-base")
 TABLE_DEVICES = ("rtx2080ti", "v100-16gb", "rtx4090", "a100-40gb")
 ALLOWED = 0.02  # that the chosen size may be slower than the best of all
-FOLDER = pathlib.Path("build") / "batch"
 DOC = pathlib.Path("docs") / "batch.md"
 BEGIN, END = "<!-- made by `python -m benchmarks.batch_table --write` -->", "<!-- end -->"
 Row = dict[str, Any]
 
 
-def measure(panel: Panel, planner: str, *, is_exhaustive: bool) -> Row:
+def measure(panel: Panel, planner: str) -> Row:
     """Chooses a batch size for a model on a device."""
-    step, donated = panel.build().step, panel.build().donate_argnums
-    make_args = lambda size: panel.build(batch=size).args
-    common: dict[str, Any] = {
-        "device": panel.device, "planner": planner, "donate_argnums": donated,
-    }  # fmt: skip
     start_s = time.perf_counter()
-    choice = jaxswap.choose_batch_size(step, make_args, **common)
-    row = {
+    choice = jaxswap.choose_batch_size(*_ask(panel), **_settings(panel, planner))
+    return {
         "model": panel.model,
         "device": panel.device,
         "planner": planner,
         **summarise(choice),
         "spent_s": time.perf_counter() - start_s,
     }
-    if is_exhaustive:
-        sizes = [r.batch_size for r in choice.table]
-        near = [b for b in sizes if choice.batch_size / 2 <= b <= 2 * choice.batch_size]
-        row["rates"] = {}
-        for size in near:
+
+
+def measure_all(panel: Panel, row: Row) -> dict[str, float]:
+    """Samples per second at every size from half the chosen one to twice it, planned as it was."""
+    step, make_args = _ask(panel)
+    rates = {}
+    for size in row["sizes"]:
+        if row["chosen"] / 2 <= size <= 2 * row["chosen"]:
+            settings = _settings(panel, row["planner"]) | {"budget": row["budget_bytes"]}
             try:
-                found = jaxswap.plan(step, *make_args(size), budget=choice.budget_bytes, **common)
+                found = jaxswap.plan(step, *make_args(size), **settings)
             except BudgetInfeasibleError:
                 break
-            row["rates"][size] = size / (found.replayed_s or 1.0)
-    return row
+            rates[str(size)] = size / (found.replayed_s or math.inf)
+    return rates
+
+
+def _ask(panel: Panel) -> tuple[Callable, Callable[[int], tuple]]:
+    return panel.build().step, lambda size: panel.build(batch=size).args
+
+
+def _settings(panel: Panel, planner: str) -> dict[str, Any]:
+    donated = panel.build().donate_argnums
+    return {"device": panel.device, "planner": planner, "donate_argnums": donated}
 
 
 def summarise(choice: BatchChoice) -> Row:
@@ -75,6 +83,8 @@ def summarise(choice: BatchChoice) -> Row:
         "chosen": choice.batch_size,
         "after": rates[choice.batch_size],
         "compiled": len(rates),
+        "sizes": [row.batch_size for row in choice.table],
+        "budget_bytes": choice.budget_bytes,
         "reason": choice.reason,
     }
 
@@ -114,20 +124,24 @@ def format_table(rows: list[Row]) -> str:
         f"- Within {ALLOWED:.0%} of the best of all sizes: {len(near)} of {len(compared)} rows "
         "for which all were compiled.",
     ]
+    if older := sum(row.get("is_older", False) for row in rows):
+        lines.append(f"- {older} rows are of older sources.")
     return "\n".join(lines)
 
 
-def _read_or_measure(panel: Panel, arguments: argparse.Namespace, sources: str) -> Row | None:
-    digest = f"{sources}-{digest_model(MODELS[panel.model][0])}"
-    kind = f"{arguments.planner}-all" if arguments.exhaustive else arguments.planner
-    path = FOLDER / f"{panel.model}-{panel.device}-{kind}-{digest}.json"
-    if not path.exists() and not arguments.table:
+def _read_or_measure(panel: Panel, arguments: argparse.Namespace, jaxswap_is: str) -> Row | None:
+    name = f"batch/{panel.model}-{panel.device}"
+    sources = f"{jaxswap_is}-{digest_model(MODELS[panel.model][0])}-{arguments.planner}"
+    if arguments.table:
+        return kept.read_newest(name, sources)
+    row = kept.read_kept(name, sources)
+    if row is None:
         print(f"{panel.model} on {panel.device}", flush=True)
-        row = measure(panel, arguments.planner, is_exhaustive=arguments.exhaustive)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(row, indent=1))
+        row = kept.write_kept(name, sources, measure(panel, arguments.planner))
         print(row["reason"], flush=True)
-    return json.loads(path.read_text()) if path.exists() else None
+    if arguments.exhaustive and "rates" not in row:
+        row = kept.write_kept(name, sources, {**row, "rates": measure_all(panel, row)})
+    return row
 
 
 def main(argv: list[str] | None = None) -> int:

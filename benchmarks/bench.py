@@ -4,9 +4,9 @@
     python -m benchmarks.bench --table [--write]
 
 Runs every contender (`contenders.py`) on every model, GPU and budget, each in a process of its
-own, and keeps what it finds in `build/bench` (`cells.py`): a run that is stopped goes on where it
-was, and only what changed is run again. `--table` prints what there is; `--write` puts it into
-docs/benchmarks.md.
+own, and keeps what it finds in `benchmarks/results` (`kept.py`): a run that is stopped goes on
+where it was, and only what changed is run again. `--table` prints what there is; `--write` puts it
+into docs/benchmarks.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 from dataclasses import asdict
 
 from benchmarks.cell_runs import run_cell, run_cells
-from benchmarks.cells import Cell, write_result
+from benchmarks.cells import Cell, digest_cell
 from benchmarks.contenders import choose_contenders
 from benchmarks.panels import Panel
 from jaxswap._errors import JaxswapError
@@ -65,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     if arguments.cell:
         cell = Cell(**json.loads(arguments.cell))
-        path = cell.path  # of the sources that are about to run
-        write_result(cell, path, run_cell(cell))
+        sources = digest_cell(cell)  # those that are about to run
+        cell.write(sources, run_cell(cell))
         return 0
     # Ended by its id as much as by Ctrl-C, it leaves no process behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

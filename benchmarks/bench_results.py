@@ -1,6 +1,6 @@
 """Results: what do the cells of a panel say when they are laid side by side?
 
-Input: the results in `build/bench` of a model on a GPU. Output: `PanelResults`, with a
+Input: the results that are kept of a model on a GPU. Output: `PanelResults`, with a
 `BudgetCell` for each budget: jaxswap's plan and the fastest policy that fits the same bytes.
 The one convention: *jaxswap* is what a user gets, the default planner; a policy fits if its
 compiled bytes are within the budget, whatever jaxswap does.
@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.cells import Cell, Result
+from benchmarks.cells import Cell
 from benchmarks.contenders import DEFAULT_PLANNER, Kind, list_contenders
+from benchmarks.kept import Result
 from benchmarks.panels import Panel
 
 

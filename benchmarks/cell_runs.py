@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import IO
 
-from benchmarks.cells import Cell, Result, read_result, write_result
+from benchmarks.cells import Cell, digest_cell
+from benchmarks.kept import Result
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 
 
@@ -75,24 +76,24 @@ class Children:
 
     def run(self, cell: Cell, timeout_s: float) -> Result:
         """Runs a cell in a child process; what is wrong with the child is a result too."""
-        path = cell.path  # of the sources that the child is about to read
+        sources = digest_cell(cell)  # those that the child is about to read
         with tempfile.TemporaryFile("w+") as log:
             child = self._start(cell, log)
             try:
                 code = child.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 _end(child)
-                return write_result(cell, path, {"status": "timeout", "wall_s": timeout_s})
+                return cell.write(sources, {"status": "timeout", "wall_s": timeout_s})
             finally:
                 self._running.discard(child)
-            if code == 0 and (result := read_result(path)) is not None:
+            if code == 0 and (result := cell.read_newest()) is not None:
                 return result
             if self._is_over:
                 raise KeyboardInterrupt
             log.seek(0)
             tail = log.read().splitlines()[-12:]
         message = f"the child process ended with exit code {code}"
-        return write_result(cell, path, {"status": "error", "message": message, "traceback": tail})
+        return cell.write(sources, {"status": "error", "message": message, "traceback": tail})
 
     def _start(self, cell: Cell, log: IO[str]) -> subprocess.Popen:
         environment = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}

@@ -6,12 +6,11 @@ Per row two sizes whose *compiled* steps are within 95 % of an RTX 4090: as writ
 rematerialise), and planned. The forecast says where to look: as written, from there up and down;
 planned, from one size less downwards, since a plan that fails takes many compiles. So the first is
 the largest of its sizes, which are a quarter of an octave apart, and the second is one that fits.
-Rows are kept in build/largest, per source: a run that is stopped goes on where it was. `--table`
-shows what there is, and `--write` puts all there is into docs/largest.md.
+Rows are kept (`kept.py`): a run that is stopped goes on where it was, and what changed is run
+again. `--table` shows what there is, older rows too, and `--write` puts it into docs/largest.md.
 """
 
 import argparse
-import json
 import pathlib
 import sys
 import time
@@ -21,17 +20,16 @@ from functools import cache
 from typing import Any
 
 import jaxswap
-from benchmarks.cells import digest_jaxswap, digest_model
+from benchmarks import kept
 from benchmarks.headlines import SHARE, find_largest, fits_planned, pose
 from benchmarks.models import build
+from benchmarks.sources import digest_jaxswap, digest_model
 from jaxswap import BudgetInfeasibleError, Device
-from jaxswap._files import write_whole
 
 DEVICE = "rtx4090"
 RATIO = 2**0.25
 ASKED = 3.0  # that the batch grows by where activations dominate
 PLANNER = "greedy"  # near the floor there is little to choose
-FOLDER = pathlib.Path("build") / "largest"
 DOC = pathlib.Path("docs") / "largest.md"
 Row = dict[str, Any]
 
@@ -197,13 +195,13 @@ def format_table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _read_or_measure(question: Question, sources: str, *, runs: bool) -> Row | None:
-    path = FOLDER / f"{question.name}-{sources}-{digest_model(question.model)}.json"
-    if not path.exists() and runs:
-        print(question.name, flush=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(measure(question), indent=1))
-    return json.loads(path.read_text()) if path.exists() else None
+def _read_or_measure(question: Question, jaxswap_is: str, *, runs: bool) -> Row | None:
+    name = f"largest/{question.name}"
+    sources = f"{jaxswap_is}-{digest_model(question.model)}"
+    if not runs or kept.read_kept(name, sources):
+        return kept.read_newest(name, sources)
+    print(question.name, flush=True)
+    return kept.write_kept(name, sources, measure(question))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -227,9 +225,11 @@ def main(argv: list[str] | None = None) -> int:
     print(format_table(shown))
     if arguments.write:
         if not rows:
-            parser.error("--write: there is no row of these sources in build/largest")
+            parser.error("--write: no row was run yet")
         missing = [name for name in names if name not in rows]
+        older = [name for name, row in rows.items() if row.get("is_older")]
         note = f"\nNot run: {', '.join(missing)}.\n" if missing else ""
+        note += f"\nOf older sources: {', '.join(older)}.\n" if older else ""
         DOC.write_text(f"{_HEADER}\n{format_table(rows.values())}\n{note}")
     return 0 if all(map(is_good, shown)) else 1
 

@@ -3,29 +3,28 @@
     python -m benchmarks.planner_table [--models gpt2-small,...] [--devices ...] [--write]
 
 For every model, GPU and budget of the grid, without compiling anything: the forecast step time of
-`genetic`, of `exact` with its bound, and of the fastest paper's strategy that fits. Results are
-kept in build/planners, per source: a run that is stopped goes on where it was. `--write` puts the
-table into docs/planners.md.
+`genetic`, of `exact` with its bound, and of the fastest paper's strategy that fits. Rows are kept
+(`kept.py`): a run that is stopped goes on where it was, and what changed is run again. `--table`
+shows what there is, older rows too, and `--write` puts it into docs/planners.md.
 """
 
 import argparse
-import json
 import math
 import pathlib
 import sys
 import time
 from typing import Any
 
+from benchmarks import kept
 from benchmarks.bench import GRID_DEVICES, GRID_MODELS, GRID_SHARES
-from benchmarks.cells import digest_jaxswap, digest_model
 from benchmarks.contenders import AMPLE_BYTES, PAPERS
 from benchmarks.panels import MODELS, Panel
+from benchmarks.sources import digest_jaxswap, digest_model
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.plan.base import Solution, run_planner
 from jaxswap.plan.problem import Problem
 from jaxswap.program.trace import trace_program
 
-FOLDER = pathlib.Path("build") / "planners"
 DOC = pathlib.Path("docs") / "planners.md"
 ALLOWED = 0.02  # that `genetic` may be slower than the better of `exact` and its closed bound
 CLOSED = 0.02  # a bound is closed where `exact` itself is this near to it
@@ -124,22 +123,23 @@ def format_table(rows: list[Row]) -> str:
         f"{near} of {len(judged)}; worst {worst:+.1%}.",
         f"- A paper's strategy is faster than `genetic`: {sum(map(is_beaten, rows))}.",
     ]
+    if older := sum(row.get("is_older", False) for row in rows):
+        lines.append(f"- {older} rows are of older sources.")
     return "\n".join(lines)
 
 
 def _read_or_measure(panel: Panel, shares: list[float], *, is_shown: bool) -> list[Row]:
-    digest = f"{digest_jaxswap()}-{digest_model(MODELS[panel.model][0])}"
-    path = FOLDER / f"{panel.model}-{panel.device}-{digest}.json"
-    known = {row["share"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+    name = f"planners/{panel.model}-{panel.device}"
+    sources = f"{digest_jaxswap()}-{digest_model(MODELS[panel.model][0])}"
+    found = (kept.read_newest if is_shown else kept.read_kept)(name, sources) or {"rows": []}
+    known = {row["share"]: row for row in found["rows"]}
     missing = [share for share in shares if share not in known]
     if missing and not is_shown:
         print(f"{panel.model} on {panel.device}", flush=True)
         known |= {row["share"]: row for row in measure(panel, missing)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(list(known.values()), indent=1))
-        part.replace(path)
-    return [known[share] for share in shares if share in known]
+        kept.write_kept(name, sources, {"rows": list(known.values())})
+    is_older = found.get("is_older", False)
+    return [{**known[share], "is_older": is_older} for share in shares if share in known]
 
 
 def main(argv: list[str] | None = None) -> int:

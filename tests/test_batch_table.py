@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import batch_table, kept
 from benchmarks.batch_table import format_table, is_good, main, summarise
 from jaxswap._batch_choice import BatchChoice, BatchRow
 from jaxswap.model.simulate import Forecast
@@ -64,6 +65,22 @@ def test_the_table_says_what_was_gained():
 
 
 def test_nothing_runs_where_only_the_table_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
     assert main(["--table"]) == 0
     assert "0 rows" in capsys.readouterr().out
+
+
+def test_rows_are_kept_and_all_sizes_added_to_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    line = make_line(model="vgg16", planner="exact", sizes=[16, 24], reason="because")
+    monkeypatch.setattr(batch_table, "measure", lambda panel, planner: line)
+    monkeypatch.setattr(batch_table, "measure_all", lambda panel, row: {"24": 121.0})
+    asked = ["--models", "vgg16", "--devices", "t4"]
+    assert main(asked) == 0
+    monkeypatch.setattr(batch_table, "measure", None)  # it is not asked again
+    assert "because" in capsys.readouterr().out
+    assert main([*asked, "--exhaustive"]) == 0
+    assert "| 24: 121.0, of 1 |" in capsys.readouterr().out
+    monkeypatch.setattr(batch_table, "digest_jaxswap", lambda: "changed")
+    assert main([*asked, "--table"]) == 0
+    assert "1 rows are of older sources" in capsys.readouterr().out

@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks import cell_runs, cells
+from benchmarks import cell_runs, kept, sources
 from benchmarks.bench import list_cells, main, parse_arguments
 from benchmarks.cell_runs import Children, describe, is_done, run_cell, run_cells
-from benchmarks.cells import Cell, digest_cell, read_result, write_result
+from benchmarks.cells import Cell, digest_cell
 from benchmarks.contenders import choose_contenders, device_for_xla, list_contenders
 from benchmarks.models import WORKLOADS
 from benchmarks.models._remat import find_policy
@@ -27,12 +27,12 @@ PLANNED = Cell(model="gpt-tiny", device="rtx4090", contender="genetic", share=0.
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "FOLDER", tmp_path / "bench")
-    return tmp_path / "bench"
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    return tmp_path
 
 
 def keep(cell: Cell, **result) -> dict:
-    return write_result(cell, cell.path, {"status": "ok", "wall_s": 1.0, **result})
+    return cell.write(digest_cell(cell), {"status": "ok", "wall_s": 1.0, **result})
 
 
 # Contenders
@@ -126,28 +126,28 @@ def test_a_result_comes_back_with_its_circumstances():
 
 def test_half_a_file_is_no_result():
     keep(POLICY)
-    POLICY.path.write_text('{"status": "o')
+    kept.path_of(POLICY.name).write_text('{"status": "o')
     assert POLICY.read() is None
-    assert read_result(POLICY.path.with_name("none.json")) is None
+    assert POLICY.read_newest() is None
 
 
 def test_names_with_slashes_and_a_common_start_have_files_of_their_own():
     names = list_contenders("gpt-tiny")
     paths = {
-        Cell(model="gpt-tiny", device="rtx4090", contender=name, share=share).path
+        kept.path_of(Cell(model="gpt-tiny", device="rtx4090", contender=name, share=share).name)
         for name in names
         for share in (None, 0.5, 0.25)
     }
     assert len(paths) == 3 * len(names)
-    assert {path.parent for path in paths} == {POLICY.path.parent}
+    assert {path.parent for path in paths} == {kept.path_of(POLICY.name).parent}
 
 
 @pytest.fixture
-def sources(tmp_path, monkeypatch):
+def copied(tmp_path, monkeypatch):
     """A copy of jaxswap's sources that a test may change."""
     copy = tmp_path / "jaxswap"
-    shutil.copytree(cells._JAXSWAP, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cells, "_JAXSWAP", copy)
+    shutil.copytree(sources.JAXSWAP, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "JAXSWAP", copy)
     return copy
 
 
@@ -164,17 +164,17 @@ def change(path) -> None:
         ("verify/replay.py", False, False),
     ],
 )
-def test_a_cell_is_as_old_as_what_it_depends_on(sources, changed, policy_stays, plan_stays):
+def test_a_cell_is_as_old_as_what_it_depends_on(copied, changed, policy_stays, plan_stays):
     before = digest_cell(POLICY), digest_cell(PLANNED)
-    change(sources / changed)
+    change(copied / changed)
     after = digest_cell(POLICY), digest_cell(PLANNED)
     assert (before[0] == after[0], before[1] == after[1]) == (policy_stays, plan_stays)
 
 
-def test_a_result_of_older_sources_is_shown_as_such(sources):
+def test_a_result_of_older_sources_is_shown_as_such(copied):
     keep(PLANNED, figures=FIGURES)
     assert "is_older" not in (PLANNED.read_newest() or {})
-    change(sources / "plan" / "greedy.py")
+    change(copied / "plan" / "greedy.py")
     assert PLANNED.read() is None
     assert (PLANNED.read_newest() or {})["is_older"]
     assert POLICY.read_newest() is None
@@ -194,7 +194,7 @@ def test_a_result_of_older_sources_is_shown_as_such(sources):
     ],
 )
 def test_what_is_run_again(result, done, done_with_retry):
-    write_result(POLICY, POLICY.path, result)
+    POLICY.write(digest_cell(POLICY), result)
     assert is_done(POLICY, timeout_s=600.0, retry=False) == done
     assert is_done(POLICY, timeout_s=600.0, retry=True) == done_with_retry
 

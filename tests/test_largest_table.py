@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import largest_table
+from benchmarks import kept, largest_table
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_the_table_shows_rates_of_batches_alone():
 
 
 def test_rows_are_kept_shown_and_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(largest_table, "FOLDER", tmp_path / "rows")
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "rows")
     monkeypatch.setattr(largest_table, "DOC", tmp_path / "largest.md")
     monkeypatch.setattr(largest_table, "measure", lambda question: make_row(name=question.name))
     assert largest_table.main(["--only", "moe", "--table"]) == 0
     assert "moe" not in capsys.readouterr().out
     with pytest.raises(SystemExit):
         largest_table.main(["--table", "--write"])
-    assert "there is no row of these sources" in capsys.readouterr().err
+    assert "no row was run yet" in capsys.readouterr().err
     assert not (tmp_path / "largest.md").exists()
     assert largest_table.main(["--only", "moe", "--write"]) == 0
     monkeypatch.setattr(largest_table, "measure", None)  # it is not asked again

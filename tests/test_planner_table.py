@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks import planner_table
+from benchmarks import kept, planner_table
 from benchmarks.panels import Panel
 
 
@@ -47,7 +47,7 @@ def test_the_table_says_what_it_comes_to():
 
 
 def test_a_small_panel_is_measured_and_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(planner_table, "FOLDER", tmp_path)
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
     monkeypatch.setattr(planner_table, "PAPERS", ("chen",))
     asked = ["--models", "gpt-tiny", "--devices", "t4", "--shares", "0.8"]
     planner_table.main(asked)
