@@ -11,16 +11,17 @@ from typing import Any
 import jax
 
 from jaxswap._config import cache_dir, find_versions
-from jaxswap._confirm import Search, confirm_plan, mark_confirmed
+from jaxswap._confirm import Adjust, Search, confirm_plan, mark_confirmed
 from jaxswap._terminal import shown_progress
 from jaxswap.apply.place import trace_step
 from jaxswap.apply.step import apply_decisions, apply_traced
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
+from jaxswap.plan.adjust import adjust as adjust_decisions
 from jaxswap.plan.base import find_planner, run_planner
 from jaxswap.plan.budget import Budget, parse_budget
 from jaxswap.plan.cache import PlanCache
-from jaxswap.plan.plan import Plan, make_plan
+from jaxswap.plan.plan import Plan, make_plan, redecide
 from jaxswap.plan.problem import Problem
 from jaxswap.program.trace import fingerprint_step, make_program
 from jaxswap.verify.verify import Verified, verify
@@ -111,6 +112,11 @@ def plan_to_beat(
             limits = {"seed": seed, "time_limit_s": time_limit_s, "progress": show}
             return make_plan(problem, run_planner(aimed, planner, **limits), seed=seed)
 
+        def adjust(found: Plan, aim_bytes: int, slowness: float) -> Plan | None:
+            allowed = problem.with_slower_link(slowness)
+            decisions = adjust_decisions(allowed, found.decisions, aim_bytes)
+            return None if decisions is None else redecide(problem, found, decisions)
+
         def compile_plan(found: Plan) -> Verified:
             show(0, 0, f"compiling for {target.name}")
             step, options = fn, None
@@ -122,7 +128,7 @@ def plan_to_beat(
             return verify(step, *args, device=target, donate_argnums=donated, options=options)
 
         if confirm:
-            found = _search_and_confirm(problem, search, compile_plan, to_beat_s)
+            found = _search_and_confirm(problem, search, adjust, compile_plan, to_beat_s)
         else:
             found = search(budget_bytes)
     if plans is None:
@@ -139,6 +145,7 @@ def _open_cache(fn: Callable, args: tuple, device: Device, asked: tuple) -> Plan
 def _search_and_confirm(
     problem: Problem,
     search: Search,
+    adjust: Adjust,
     compile_plan: Callable[[Plan], Verified],
     to_beat_s: float,
 ) -> Plan:
@@ -147,7 +154,7 @@ def _search_and_confirm(
         verified = compile_plan(empty := search(peak_bytes, 1.0))
         if verified.device_bytes <= budget_bytes:
             return mark_confirmed(empty, verified)
-    return confirm_plan(search, compile_plan, budget_bytes, to_beat_s)
+    return confirm_plan(search, compile_plan, budget_bytes, to_beat_s, adjust)
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:

@@ -3,13 +3,15 @@
 Input: ways to search a plan for a budget and to compile one. Output: a plan whose *compiled*
 step is within the budget, with what the compiler says of it.
 The forecast is off by some percent, and the compiler has the last word: what the compiled step
-has too much, the next search aims lower by, unless it is faster to let the step wait for each of
-its copies, which takes less memory; what it leaves free, one more may have. XLA orders copies in
+has too much, the next plan aims lower by, the same with a few more values gone where it is little
+and another one where it is much, unless it is faster to let the step wait for each of its copies,
+which takes less memory; what it leaves free, one more may have. XLA orders copies in
 its own way, and not all overlap as forecast: a plan without copies comes first, where one fits, and
 those that trust the link, little or fully, have to promise more. Of all that fit, the fastest by
 replay is the answer. To compile takes longer than all the rest, so that what promises little is
-left out. Without copies, what no decision is about is left as written, which is often faster, and
-only made again on demand, as the forecast has it, if the step is far too large so.
+left out. Without copies, what no decision is about is compiled both ways, left as written and made
+again on demand, as the forecast has it: which is faster, and how much larger the first is, depends
+on what XLA makes of it.
 """
 
 import dataclasses
@@ -28,6 +30,9 @@ ROUNDS = 4
 # Aim this much lower than the last excess, and at least by a share of the budget: bytes come in
 # whole values.
 _OVERSHOOT, _LEAST = 1.1, 0.004
+# Where the step has no more than this too much, as a share of the budget, a few more values leave
+# and the rest of the plan stays, if that is not forecast to be this much slower.
+_LITTLE, _DEARER = 0.03, 1.02
 # A share of the budget that is worth another plan if the compiled step leaves it free, how much
 # of it that plan may have, and how much faster it has to be by forecast.
 _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
@@ -48,10 +53,25 @@ _HINT_ROUNDS = 3
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
+Adjust = Callable[[Plan, int, float], Plan | None]
+"""The plan with a few more values gone, for a number of bytes, on such a link; None if none is."""
+
+
+Compile = Callable[[Plan], Verified]
+"""Compiles the step under a plan."""
+Fitting = tuple[Plan, Verified]
+"""A plan whose compiled step is within the budget, and that step."""
 
 
 class TooSlowError(Exception):
     """What could fit is not as fast as it has to be: nothing was confirmed."""
+
+
+class _Ways(NamedTuple):
+    """How plans are found, on one link: from nothing, or from another plan."""
+
+    search: Callable[[int], Plan]
+    adjust: Callable[[Plan, int], Plan | None]
 
 
 class _Lower(NamedTuple):
@@ -64,9 +84,10 @@ class _Lower(NamedTuple):
 
 def confirm_plan(
     search: Search,
-    compile_plan: Callable[[Plan], Verified],
+    compile_plan: Compile,
     budget_bytes: int,
     to_beat_s: float = math.inf,
+    adjust: Adjust = lambda plan, aim, slowness: None,
 ) -> Plan:
     """The fastest plan, by replay, of a few whose compiled steps are within the budget.
 
@@ -75,33 +96,37 @@ def confirm_plan(
         compile_plan: compiles the step under a plan.
         budget_bytes: what the compiled step may need.
         to_beat_s: seconds of a step from which on a plan is of no use.
+        adjust: finds a plan that differs little; None where there is none.
 
     Raises:
         BudgetInfeasibleError: no plan fits, forecast or compiled.
         TooSlowError: every plan was given up since it would not be faster than that.
     """
     search = functools.cache(search)
-    best: tuple[Plan, Verified] | None = None
+    best: Fitting | None = None
     forecast: list[BudgetInfeasibleError] = []
     compiled: list[BudgetInfeasibleError] = []
     for slowness in _SLOWNESS:
         limit_s = min(to_beat_s, _GAIN * best[1].timeline.step_s if best else math.inf)
-        search_at = lambda aim, at=slowness: search(aim, at)
+        ways = _Ways(
+            search=lambda aim, at=slowness: search(aim, at),
+            adjust=lambda plan, aim, at=slowness: adjust(plan, aim, at),
+        )
         try:
             if best and not _is_promising(search(budget_bytes, _TRUSTED), best, limit_s):
                 break  # nor is what trusts the link less
-            first = search_at(budget_bytes)
+            first = ways.search(budget_bytes)
         except BudgetInfeasibleError as error:
             forecast.append(error)
             continue
         try:
-            fitting = _fit(first, search_at, compile_plan, best, limit_s)
+            fitting = _fit(first, ways, compile_plan, best, limit_s)
         except BudgetInfeasibleError as error:
             compiled.append(error)
             continue
         if fitting is not None:
             found = compile_with_hints(*fitting, compile_plan, limit_s)
-            best = min(best or found, found, key=lambda each: each[1].timeline.step_s)
+            best = min(best or found, found, key=_step_s)
     if best is None and (failed := compiled or forecast):  # the compiler knows better
         raise min(failed, key=lambda each: each.floor_bytes or math.inf)
     if best is None or best[1].timeline.step_s >= to_beat_s:
@@ -109,7 +134,7 @@ def confirm_plan(
     return mark_confirmed(*best)
 
 
-def _is_promising(found: Plan, best: tuple[Plan, Verified] | None, limit_s: float) -> bool:
+def _is_promising(found: Plan, best: Fitting | None, limit_s: float) -> bool:
     """Whether a plan could be fast enough, if its forecast is off by as much as the best's."""
     if best is None:
         return True
@@ -130,47 +155,85 @@ def _can_win(verified: Verified, limit_s: float) -> bool:
 
 def _fit(
     found: Plan,
-    search: Callable[[int], Plan],
-    compile_plan: Callable[[Plan], Verified],
-    best: tuple[Plan, Verified] | None,
+    ways: _Ways,
+    compile_plan: Compile,
+    best: Fitting | None,
     limit_s: float,
-) -> tuple[Plan, Verified] | None:
-    """Compiles, compares and plans again, until the compiled step is within the budget.
+) -> Fitting | None:
+    """A plan whose compiled step is within the budget, with what it leaves unsaid settled first.
 
     Gives up, with None, on a plan that does not fit and whose step cannot take less than `limit_s`.
     """
+    if not _is_promising(found, best, limit_s):
+        return None
+    if found.names("recompute") and not found.names("offload"):
+        first, spare = _settle_rest(found, compile_plan)
+    else:
+        first, spare = (found, compile_plan(found)), None
+    try:
+        fitting = _fit_in_rounds(*first, ways, compile_plan, best, limit_s)
+    except BudgetInfeasibleError:
+        if spare is None:
+            raise
+        fitting = None
+    return min(filter(None, (fitting, spare)), key=_step_s, default=None)
+
+
+def _settle_rest(found: Plan, compile_plan: Compile) -> tuple[Fitting, Fitting | None]:
+    """Leaves what no decision is about as written, or makes it again on demand: the faster way.
+
+    What is far too large is not chosen if left as written. Returns the chosen way, and the other if
+    that fits as it is.
+    """
+    eased = dataclasses.replace(found, rest_as_written=True)
+    ways = [(found, compile_plan(found)), (eased, compile_plan(eased))]
+    near = [each for each in ways if each[1].device_bytes <= _NEAR * found.budget_bytes]
+    chosen = min(near or ways[:1], key=_step_s)
+    (other,) = (each for each in ways if each is not chosen)
+    return chosen, other if other[1].device_bytes <= found.budget_bytes else None
+
+
+def _step_s(fitting: Fitting) -> float:
+    return fitting[1].timeline.step_s
+
+
+def _fit_in_rounds(
+    found: Plan,
+    verified: Verified,
+    ways: _Ways,
+    compile_plan: Compile,
+    best: Fitting | None,
+    limit_s: float,
+) -> Fitting | None:
+    """Compares a compiled step with the budget, plans again and compiles, until one fits."""
     budget_bytes = aim = found.budget_bytes
     is_last, overlaps, needs = False, True, []
-    is_eased = bool(found.names("recompute")) and not found.names("offload")
+    is_eased = found.rest_as_written
     for done in range(1, ROUNDS + 1):
         is_last = is_last or done == ROUNDS
-        if not _is_promising(found, best, limit_s):
-            return None
-        found = dataclasses.replace(found, overlaps=overlaps, rest_as_written=is_eased)
-        verified = compile_plan(found)
-        if is_eased and verified.device_bytes > _NEAR * budget_bytes:
-            is_eased = False
-            found = dataclasses.replace(found, rest_as_written=False)
-            verified = compile_plan(found)
         if verified.device_bytes <= budget_bytes:
-            return _use_room(search, compile_plan, found, verified, aim, limit_s)
+            return _use_room(ways.search, compile_plan, found, verified, aim, limit_s)
         if not _can_win(verified, limit_s):
             return None
         needs.append(verified.device_bytes)
-        lower = None if is_last else _search_lower(search, found, verified, aim)
+        lower = None if is_last else _search_lower(ways, found, verified, aim)
         if overlaps and found.names("offload") and _should_wait(found, verified, lower, limit_s):
             waiting = dataclasses.replace(found, overlaps=False)
             again = compile_plan(waiting)
             if again.device_bytes <= budget_bytes:
-                return _use_room(search, compile_plan, waiting, again, aim, limit_s)
+                return _use_room(ways.search, compile_plan, waiting, again, aim, limit_s)
             needs.append(again.device_bytes)
             if not is_last and again.device_bytes * _NEAR < verified.device_bytes:
-                higher = _search_lower(search, found, again, aim)
+                higher = _search_lower(ways, found, again, aim)
                 if _should_go_on_waiting(found, verified, lower, again, higher):
                     overlaps, lower = False, higher
         if lower is None:
             break
         found, aim, is_last = lower
+        if not _is_promising(found, best, limit_s):
+            return None
+        found = dataclasses.replace(found, overlaps=overlaps, rest_as_written=is_eased)
+        verified = compile_plan(found)
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
         f"tried needs {format_bytes(min(needs))}. Raise `budget` to that.",
@@ -180,7 +243,7 @@ def _fit(
 
 def _use_room(
     search: Callable[[int], Plan],
-    compile_plan: Callable[[Plan], Verified],
+    compile_plan: Compile,
     found: Plan,
     verified: Verified,
     aim: int,
@@ -204,9 +267,7 @@ def _use_room(
     return (larger, again) if is_faster and fits else (found, verified)
 
 
-def _search_lower(
-    search: Callable[[int], Plan], found: Plan, verified: Verified, aim: int
-) -> _Lower | None:
+def _search_lower(ways: _Ways, found: Plan, verified: Verified, aim: int) -> _Lower | None:
     """The plan to try after one whose compiled step does not fit; None if none is left.
 
     Where nothing fits what is aimed at then, it is the plan of the fewest bytes there is.
@@ -215,11 +276,15 @@ def _search_lower(
     # A plan may need less than was aimed at, by forecast too: what is as low would be it again.
     aim = min(aim, found.forecast.peak_bytes)
     aim -= max(int(excess_bytes * _OVERSHOOT), int(_LEAST * found.budget_bytes))
+    if excess_bytes <= _LITTLE * found.budget_bytes:
+        near = ways.adjust(found, aim)
+        if near is not None and near.forecast.step_s <= _DEARER * found.forecast.step_s:
+            return _Lower(near, aim, is_floor=False)
     try:
-        return _Lower(search(aim), aim, is_floor=False)
+        return _Lower(ways.search(aim), aim, is_floor=False)
     except BudgetInfeasibleError as error:
         aim = error.floor_bytes or 0
-    lowest = _search_or_none(search, aim)
+    lowest = _search_or_none(ways.search, aim)
     if lowest is None or lowest.decisions == found.decisions:
         return None
     return _Lower(lowest, aim, is_floor=True)
@@ -270,7 +335,7 @@ def _should_go_on_waiting(
 def compile_with_hints(
     found: Plan,
     verified: Verified,
-    compile_plan: Callable[[Plan], Verified],
+    compile_plan: Compile,
     to_beat_s: float = math.inf,
 ) -> tuple[Plan, Verified]:
     """The plan with hints for XLA's scheduler where they help, and its compiled step.

@@ -98,31 +98,62 @@ def test_where_the_aim_is_below_the_floor_the_floor_is_tried_once():
         confirm_plan(search, lambda _: Compiled(next(sizes)), 100)
 
 
-@pytest.mark.parametrize(("eased_bytes", "expected"), [(99, [True]), (104, [True, False])])
-def test_the_rest_is_as_written_where_that_is_not_far_too_large(eased_bytes, expected):
-    tried = []
-
-    def compile_plan(plan):
-        tried.append(plan.rest_as_written)
-        return Compiled(eased_bytes if plan.rest_as_written else 98)
-
+@pytest.mark.parametrize(
+    ("eased", "demanded", "is_eased"),
+    [
+        ((99, 1.0), (98, 1.1), True),
+        ((99, 1.1), (98, 1.0), False),
+        ((104, 1.0), (98, 1.1), False),  # far too large
+        ((103, 1.0), (98, 1.1), False),  # nearly fits, and its lower plans do not
+        ((99, 1.1), (150, 1.0), True),
+    ],
+)
+def test_the_rest_is_as_written_where_that_is_faster_and_fits(eased, demanded, is_eased):
+    compile_plan = lambda plan: Compiled(*(eased if plan.rest_as_written else demanded))
     search = lambda aim, slowness: make_plan(action="recompute")
     found = confirm_plan(search, compile_plan, 100)
-    assert tried == expected
-    assert found.rest_as_written == expected[-1]
-    assert found.compiled_bytes == (99 if found.rest_as_written else 98)
+    assert found.rest_as_written == is_eased
+    assert found.compiled_bytes == (eased if is_eased else demanded)[0]
 
 
 def test_a_lower_plan_has_its_rest_as_written_too_if_that_was_nearly_enough():
     search = Search(lambda aim: make_plan(action="recompute"))
-    tried, sizes = [], iter([102, 99])
+    tried, sizes = [], iter([110, 102, 99])
 
     def compile_plan(plan):
         tried.append(plan.rest_as_written)
         return Compiled(next(sizes))
 
     assert confirm_plan(search, compile_plan, 100).rest_as_written
-    assert (tried, len(search.aims)) == ([True, True], 2)
+    assert (tried, len(search.aims)) == ([False, True, True], 2)
+
+
+@pytest.mark.parametrize(
+    ("first_bytes", "near_s", "aims"),
+    [(103, 1.02, [100]), (103, 1.03, [100, 97]), (104, 1.02, [100, 96])],
+    ids=["a little too large", "too slow so", "much too large"],
+)
+def test_what_is_a_little_too_large_stays_with_a_few_values_more_gone(first_bytes, near_s, aims):
+    asked = []
+
+    def adjust(plan, aim, slowness):
+        asked.append((aim, slowness))
+        return dataclasses.replace(plan, seed=9, forecast=Forecast(peak_bytes=aim, step_s=near_s))
+
+    search = Search()
+    sizes = iter([first_bytes, 99])
+    found = confirm_plan(search, lambda _: Compiled(next(sizes)), 100, adjust=adjust)
+    assert search.aims == aims
+    assert found.seed == (9 if len(aims) == 1 else 0)
+    assert asked == ([(97, math.inf)] if first_bytes == 103 else [])
+
+
+def test_where_nothing_near_is_found_it_is_searched():
+    search, sizes = Search(), iter([101, 99])
+    found = confirm_plan(
+        search, lambda _: Compiled(next(sizes)), 100, adjust=lambda plan, aim, slowness: None
+    )
+    assert (found.compiled_bytes, search.aims) == (99, [100, 99])
 
 
 def find_with_offloads(seconds_at):

@@ -1,10 +1,13 @@
 """Fusion: which nodes become one kernel, on graphs drawn by hand and at random."""
 
+import dataclasses
+
 import hypothesis as hp
 import hypothesis.strategies as hps
 import pytest
 
 from jaxswap.model.kernel import KernelCost
+from jaxswap.program.effort import DEFAULT
 from jaxswap.program.fusion import fuse
 from jaxswap.program.graph import Array, Graph, Node
 from jaxswap.program.kernels import build_program
@@ -53,13 +56,13 @@ class Draw:
     def column_sum(self, read):
         return self.node("reduce_sum", "reduce", [read], (COLUMNS,))
 
-    def fuse(self, *outputs):
+    def fuse(self, *outputs, yardstick=DEFAULT):
         for output in outputs:
             self.graph.arrays[output].is_output = True
-        return fuse(self.graph)
+        return fuse(self.graph, yardstick)
 
-    def made(self, *outputs):
-        return [sorted(kernel.outs) for kernel in self.fuse(*outputs)]
+    def made(self, *outputs, **settings):
+        return [sorted(kernel.outs) for kernel in self.fuse(*outputs, **settings)]
 
 
 def test_a_chain_of_maps_is_one_kernel():
@@ -137,6 +140,19 @@ def test_a_maximum_that_one_kernel_reads_is_part_of_that_row_wise_kernel():
     out = draw.map(shifted, total, name="div")
     dot = draw.dot(out)
     assert draw.made(dot, total) == [[x], [total], [out], [dot]]
+
+
+def test_without_row_wise_kernels_every_reduction_is_its_own():
+    draw = Draw()
+    x = draw.dot(draw.argument(ROWS, COLUMNS))
+    top = draw.row_sum(x, name="reduce_max")
+    shifted = draw.map(x, top)
+    total = draw.row_sum(shifted)
+    dot = draw.dot(draw.map(shifted, total, name="div"))
+    yardstick = dataclasses.replace(DEFAULT, has_row_kernels=False)
+    made = draw.made(dot, total, yardstick=yardstick)
+    assert [top] in made
+    assert [total] in made
 
 
 def test_what_nothing_reads_is_not_computed():

@@ -8,7 +8,7 @@ A plan has a decision for every candidate, those that are kept included, in prog
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -234,6 +234,13 @@ def make_plan(problem: Problem, solution: Solution, *, seed: int = 0) -> Plan:
         memory_bytes=problem.device.memory_bytes,
         fixed_bytes=program.base_bytes,
     )
+
+
+def redecide(problem: Problem, plan: Plan, decisions: Mapping[str, Decision]) -> Plan:
+    """The plan with other decisions, and their forecast."""
+    device, efficiency = problem.device, problem.efficiency
+    forecast = simulate(problem.program, decisions, device, efficiency=efficiency)
+    return replace(plan, decisions=decisions, forecast=forecast)
 
 
 def _rebuild(values: Mapping[str, Any]) -> Plan:

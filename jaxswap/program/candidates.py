@@ -38,10 +38,18 @@ class Permission(Protocol):
 
 
 def add_candidates(
-    program: Program, graph: Graph, links: Links, named: Mapping[str, Permission]
+    program: Program,
+    graph: Graph,
+    links: Links,
+    named: Mapping[str, Permission],
+    *,
+    has_row_kernels: bool = True,
 ) -> Program:
-    """The same program, with what can be decided about it."""
-    return _Search(program, graph, links, named).run()
+    """The same program, with what can be decided about it.
+
+    `has_row_kernels`: as in the `Yardstick` that the program was grouped with.
+    """
+    return _Search(program, graph, links, named, has_row_kernels).run()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,8 +64,11 @@ class _Found:
 
 
 class _Search:
-    def __init__(self, program: Program, graph: Graph, links: Links, named: Mapping):
+    def __init__(
+        self, program: Program, graph: Graph, links: Links, named: Mapping, has_row_kernels: bool
+    ):
         self.program, self.graph, self.links, self.named = program, graph, links, named
+        self.has_row_kernels = has_row_kernels
         self.refused: dict[str, str] = {}
         self.kept_names: dict[str, None] = {}
         self.implicit: set[int] = set()
@@ -240,9 +251,11 @@ class _Search:
     def _is_of_rows(self, v: int) -> bool:
         """Whether a value is a step within rows, made of a step before it: the sums of a softmax.
 
-        XLA has a row at hand for all of its steps, in one kernel; to keep one of them costs the
-        forward pass a kernel of its own, and spares the backward pass none.
+        XLA has a row at hand for all of its steps, where it has kernels for that; to keep one of
+        them costs the forward pass a kernel of its own, and spares the backward pass none.
         """
+        if not self.has_row_kernels:
+            return False
         least = _LARGER * self.program.values[v].size_bytes
         is_wide = lambda array: self.graph.arrays[array].size_bytes >= least
         rows = [s for s in self._find_reduced([self.links.array_of[v]], is_wide) if is_wide(s)]

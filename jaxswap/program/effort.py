@@ -58,6 +58,7 @@ _MADE_OF: Mapping[str, tuple[Mapping[str, int], int]] = MappingProxyType({
     "cosh": ({"exp": 2, "add": 1}, 2),
 })  # fmt: skip
 _WIDE = ("float32", "float64")
+_TRITON_SINCE = (8, 0)  # which XLA writes row-wise kernels in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +69,13 @@ class Yardstick:
         bytes_per_s: device memory, reads and writes together.
         cycles_per_s: cycles of all f32 units together, two operations each.
         cycles: what the operations of a capability take per element.
+        has_row_kernels: whether one kernel reduces a row and goes on with it (a softmax).
     """
 
     bytes_per_s: float
     cycles_per_s: float
     cycles: Mapping[str, float]
+    has_row_kernels: bool = True
 
     def seconds(self, size_bytes: float, effort: float) -> float:
         """How long a kernel takes."""
@@ -112,6 +115,7 @@ def yardstick_for(device: Device) -> Yardstick:
         bytes_per_s=device.memory_bandwidth_bytes_per_s,
         cycles_per_s=device.sm_count * limits.fpus_per_core * device.clock_rate_ghz * 2e9,
         cycles=_CYCLES.get(capability, _CYCLES[_OTHERWISE]),
+        has_row_kernels=capability >= _TRITON_SINCE,
     )
 
 

@@ -6,8 +6,8 @@ XLA:GPU's way, in outline. Priority fusion: a kernel is taken into *all* the ker
 it, and then never exists in memory, if that is faster than writing and reading it; the pair
 that gains most goes first. A kernel that some reader cannot take in stays. Reductions take in
 what they reduce, and are taken in themselves where they are one step of a row-wise kernel
-(softmax). Then kernels over the same elements that read the same arrays are run as one
-("multi-output", `outputs.py`).
+(softmax), on devices that have those. Then kernels over the same elements that read the same
+arrays are run as one ("multi-output", `outputs.py`).
 """
 
 import heapq
@@ -167,6 +167,8 @@ class _Fuser:
     def _is_row_step(self, reader: Kernel, kernel: Kernel) -> bool:
         """Whether a reduction is one step of a kernel that has the whole row at hand."""
         nodes = self.groups.graph.nodes
+        if not self.groups.yardstick.has_row_kernels:
+            return False
         if reader.span != kernel.span or len(kernel.outs) != 1:
             return False
         if not all(nodes[n].is_row_reduction for n in kernel.nodes if nodes[n].kind == "reduce"):

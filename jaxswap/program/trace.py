@@ -23,7 +23,7 @@ from jaxswap.apply.step import MIN_HEAVY_BYTES, rewrite_traced
 from jaxswap.model.device import Device
 from jaxswap.model.kernel import KernelCost
 from jaxswap.program import candidates, text
-from jaxswap.program.effort import DEFAULT, yardstick_for
+from jaxswap.program.effort import DEFAULT, Yardstick, yardstick_for
 from jaxswap.program.fusion import fuse
 from jaxswap.program.graph import Graph
 from jaxswap.program.ir import Program
@@ -77,7 +77,9 @@ def make_program(
     graph, program, links = _group(closed, device, min_heavy_bytes)
     base_bytes = _base_bytes(closed, donated)
     named = {v.name: v for v in traced.values}
-    program = candidates.add_candidates(program, graph, links, named)
+    program = candidates.add_candidates(
+        program, graph, links, named, has_row_kernels=_find_yardstick(device).has_row_kernels
+    )
     lean = _list_lean(traced, program, device, min_heavy_bytes)
     program = dataclasses.replace(program, base_bytes=base_bytes, lean=lean)
     return _with_fingerprint(_with_user_names(program, named))
@@ -86,8 +88,12 @@ def make_program(
 def _group(closed: Any, device: Device | None, min_heavy_bytes: int) -> tuple[Graph, Program, Any]:
     """The ops of a jaxpr, grouped into kernels as XLA would for a device."""
     graph = _walk(closed, min_heavy_bytes, padded_dtypes(device))
-    kernels = fuse(graph, DEFAULT if device is None else yardstick_for(device))
+    kernels = fuse(graph, _find_yardstick(device))
     return graph, *build_program(graph, kernels, lambda node: _describe(graph, node))
+
+
+def _find_yardstick(device: Device | None) -> Yardstick:
+    return DEFAULT if device is None else yardstick_for(device)
 
 
 def _list_lean(
