@@ -3,9 +3,9 @@
 Input: ways to search a plan for a budget and to compile one. Output: a plan whose *compiled*
 step is within the budget, with what the compiler says of it.
 The forecast is off by some percent, and the compiler has the last word: what the compiled step
-has too much, the next plan aims lower by, the same with a few more values gone where it is little
-and another one where it is much, unless it is faster to let the step wait for each of its copies,
-which takes less memory; what it leaves free, one more may have. XLA orders copies in
+has too much, the next plan aims lower by (where it is little, another one, and the same with a few
+more values gone), unless it is faster to let the step wait for each of its copies, which takes less
+memory; what it leaves free, one more may have. XLA orders copies in
 its own way, and not all overlap as forecast: a plan without copies comes first, where one fits, and
 those that trust the link, little or fully, have to promise more. Of all that fit, the fastest by
 replay is the answer. To compile takes longer than all the rest, so that what promises little is
@@ -33,6 +33,9 @@ _OVERSHOOT, _LEAST = 1.1, 0.004
 # Where the step has no more than this too much, as a share of the budget, a few more values leave
 # and the rest of the plan stays, if that is not forecast to be this much slower.
 _LITTLE, _DEARER = 0.03, 1.02
+# A plan of the fewest bytes that is forecast to need this much of the budget is compiled all the
+# same.
+_MAYBE = 1.1
 # A share of the budget that is worth another plan if the compiled step leaves it free, how much
 # of it that plan may have, and how much faster it has to be by forecast.
 _ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
@@ -71,7 +74,7 @@ class _Ways(NamedTuple):
     """How plans are found, on one link: from nothing, or from another plan."""
 
     search: Callable[[int], Plan]
-    adjust: Callable[[Plan, int], Plan | None]
+    adjust: Callable[[Plan, int], Plan | None] | None
 
 
 class _Lower(NamedTuple):
@@ -87,7 +90,7 @@ def confirm_plan(
     compile_plan: Compile,
     budget_bytes: int,
     to_beat_s: float = math.inf,
-    adjust: Adjust = lambda plan, aim, slowness: None,
+    adjust: Adjust | None = None,
 ) -> Plan:
     """The fastest plan, by replay, of a few whose compiled steps are within the budget.
 
@@ -96,7 +99,7 @@ def confirm_plan(
         compile_plan: compiles the step under a plan.
         budget_bytes: what the compiled step may need.
         to_beat_s: seconds of a step from which on a plan is of no use.
-        adjust: finds a plan that differs little; None where there is none.
+        adjust: finds a plan that differs little, or none.
 
     Raises:
         BudgetInfeasibleError: no plan fits, forecast or compiled.
@@ -110,12 +113,12 @@ def confirm_plan(
         limit_s = min(to_beat_s, _GAIN * best[1].timeline.step_s if best else math.inf)
         ways = _Ways(
             search=lambda aim, at=slowness: search(aim, at),
-            adjust=lambda plan, aim, at=slowness: adjust(plan, aim, at),
+            adjust=(lambda plan, aim, at=slowness: adjust(plan, aim, at)) if adjust else None,
         )
         try:
             if best and not _is_promising(search(budget_bytes, _TRUSTED), best, limit_s):
                 break  # nor is what trusts the link less
-            first = ways.search(budget_bytes)
+            first = _search_or_lowest(ways.search, budget_bytes)
         except BudgetInfeasibleError as error:
             forecast.append(error)
             continue
@@ -132,6 +135,20 @@ def confirm_plan(
     if best is None or best[1].timeline.step_s >= to_beat_s:
         raise TooSlowError  # a plan that was given up might be faster than the best
     return mark_confirmed(*best)
+
+
+def _search_or_lowest(search: Callable[[int], Plan], budget_bytes: int) -> Plan:
+    """The plan for a budget, or that of the fewest bytes if it may fit once compiled."""
+    try:
+        return search(budget_bytes)
+    except BudgetInfeasibleError as error:
+        floor_bytes = error.floor_bytes or math.inf
+        if not budget_bytes < floor_bytes <= _MAYBE * budget_bytes:
+            raise
+        lowest = _search_or_none(search, int(floor_bytes))
+        if lowest is None:
+            raise
+        return lowest
 
 
 def _is_promising(found: Plan, best: Fitting | None, limit_s: float) -> bool:
@@ -170,13 +187,23 @@ def _fit(
         first, spare = _settle_rest(found, compile_plan)
     else:
         first, spare = (found, compile_plan(found)), None
-    try:
-        fitting = _fit_in_rounds(*first, ways, compile_plan, best, limit_s)
-    except BudgetInfeasibleError:
-        if spare is None:
-            raise
-        fitting = None
-    return min(filter(None, (fitting, spare)), key=_step_s, default=None)
+    excess_bytes = first[1].device_bytes - found.budget_bytes
+    tries = [ways]
+    if ways.adjust and 0 < excess_bytes <= _LITTLE * found.budget_bytes:
+        tries.append(ways._replace(adjust=None))  # either may be what XLA makes more of
+    fitting = [spare] if spare else []
+    failed = []
+    for each in tries:
+        to_beat_s = min([limit_s, *map(_step_s, fitting)])
+        try:
+            got = _fit_in_rounds(*first, each, compile_plan, best, to_beat_s)
+        except BudgetInfeasibleError as error:
+            failed.append(error)
+            continue
+        fitting += [got] if got else []
+    if failed and not fitting:
+        raise failed[0]
+    return min(fitting, key=_step_s, default=None)
 
 
 def _settle_rest(found: Plan, compile_plan: Compile) -> tuple[Fitting, Fitting | None]:
@@ -232,6 +259,7 @@ def _fit_in_rounds(
         found, aim, is_last = lower
         if not _is_promising(found, best, limit_s):
             return None
+        is_eased = is_eased and not found.names("offload")
         found = dataclasses.replace(found, overlaps=overlaps, rest_as_written=is_eased)
         verified = compile_plan(found)
     raise BudgetInfeasibleError(
@@ -276,7 +304,7 @@ def _search_lower(ways: _Ways, found: Plan, verified: Verified, aim: int) -> _Lo
     # A plan may need less than was aimed at, by forecast too: what is as low would be it again.
     aim = min(aim, found.forecast.peak_bytes)
     aim -= max(int(excess_bytes * _OVERSHOOT), int(_LEAST * found.budget_bytes))
-    if excess_bytes <= _LITTLE * found.budget_bytes:
+    if ways.adjust and excess_bytes <= _LITTLE * found.budget_bytes:
         near = ways.adjust(found, aim)
         if near is not None and near.forecast.step_s <= _DEARER * found.forecast.step_s:
             return _Lower(near, aim, is_floor=False)

@@ -50,6 +50,19 @@ def test_a_looser_budget_never_gets_a_slower_plan(tmp_path):
     assert cache.improve(make_plan(5, 9.0)).forecast.step_s == 9.0
 
 
+@pytest.mark.parametrize(("compiled_bytes", "expected_s"), [(10, 1.0), (11, 2.0)])
+def test_a_plan_for_a_looser_budget_is_taken_if_its_compiled_step_fits(
+    tmp_path, compiled_bytes, expected_s
+):
+    cache = PlanCache(tmp_path, PARTS)
+    confirmed = {"is_confirmed": True, "compiled_bytes": 9}
+    cache.store(make_plan(10, 2.0, replayed_s=2.0, **confirmed))
+    confirmed["compiled_bytes"] = compiled_bytes
+    cache.store(make_plan(20, 1.0, replayed_s=1.0, **confirmed))
+    found = cache.load(10)
+    assert (found.replayed_s, found.budget_bytes) == (expected_s, 10)
+
+
 def test_plans_compare_by_what_is_known_of_both(tmp_path):
     cache = PlanCache(tmp_path, PARTS)
     cache.store(make_plan(10, 2.0))

@@ -148,6 +148,38 @@ def test_what_is_a_little_too_large_stays_with_a_few_values_more_gone(first_byte
     assert asked == ([(97, math.inf)] if first_bytes == 103 else [])
 
 
+@pytest.mark.parametrize(("searched_s", "seed"), [(1.1, 9), (0.9, 0)])
+def test_of_the_adjusted_plan_and_another_the_faster_is_taken(searched_s, seed):
+    adjust = lambda plan, aim, slowness: dataclasses.replace(plan, seed=9)
+
+    def find(aim):
+        forecast = Forecast(peak_bytes=aim, step_s=1.0)
+        return dataclasses.replace(make_plan(), forecast=forecast)
+
+    def compile_plan(plan):
+        if plan.seed == 9:
+            return Compiled(99, 1.0)
+        return Compiled(102, 0.9) if plan.forecast.peak_bytes == 100 else Compiled(98, searched_s)
+
+    found = confirm_plan(Search(find), compile_plan, 100, adjust=adjust)
+    assert (found.seed, found.replayed_s) == (seed, min(searched_s, 1.0))
+
+
+@pytest.mark.parametrize(("floor_bytes", "is_tried"), [(110, True), (111, False)])
+def test_a_floor_that_is_a_little_too_high_by_forecast_is_compiled(floor_bytes, is_tried):
+    def search(aim, slowness):
+        if aim < floor_bytes:
+            raise BudgetInfeasibleError("too low", floor_bytes=floor_bytes)
+        return make_plan()
+
+    confirm = lambda: confirm_plan(search, lambda plan: Compiled(99), 100)
+    if is_tried:
+        assert confirm().compiled_bytes == 99
+    else:
+        with pytest.raises(BudgetInfeasibleError, match="too low"):
+            confirm()
+
+
 def test_where_nothing_near_is_found_it_is_searched():
     search, sizes = Search(), iter([101, 99])
     found = confirm_plan(

@@ -55,6 +55,22 @@ def test_phases_follow_the_turn():
     assert order == sorted(order, key=["forward", "backward", "update"].index)
 
 
+def test_a_gradient_taken_where_another_has_led_to_has_a_forward_pass_too():
+    """As in sharpness-aware minimisation: the second forward pass depends on the first gradient."""
+
+    def ascend(w, x):
+        up = jax.tree.map(lambda w, g: w + 0.1 * g, w, jax.grad(loss)(w, x))
+        return jax.grad(loss)(up, x)
+
+    once = trace_program(jax.grad(loss), *UNROLLED)
+    twice = trace_program(ascend, *UNROLLED)
+    for phase in ("forward", "backward"):
+        count = names(once, phase).count("dot_general")
+        assert names(twice, phase).count("dot_general") == 2 * count
+    functions = [name.split("/")[0] for name in twice.candidate_names]
+    assert functions.count("0") == functions.count("1") == len(once.candidates)
+
+
 def test_a_step_without_a_gradient_is_all_update_and_has_nothing_to_decide():
     program = trace_program(lambda x: jnp.sum(jnp.tanh(x @ x)), shaped(WIDTH, WIDTH))
     assert {op.phase for op in program.ops} == {"update"}

@@ -1,4 +1,4 @@
-"""Cache: was this step planned before, and is there a better plan for a tighter budget?
+"""Cache: was this step planned before, and is there a better plan for another budget?
 
 Input: what a plan depends on besides its budget, as text parts; a budget. Output: a plan from
 disk, or None. One folder per step, device and planner; in it one plan file per budget.
@@ -6,8 +6,9 @@ disk, or None. One folder per step, device and planner; in it one plan file per 
 Files are written beside and renamed into place, so that two processes at once are safe. A file
 that is no plan is told of in one warning, ignored, and written over by the next plan.
 
-A plan for a tighter budget fits a looser one as well. So the answer for a budget is the fastest
-of the plans for it and below it: a looser budget never gets a slower plan than a tighter one.
+A plan for a tighter budget fits a looser one as well, and one for a looser budget a tighter one, if
+its compiled step does. So the answer for a budget is the fastest of all plans that fit it: a looser
+budget never gets a slower plan than a tighter one.
 """
 
 import dataclasses
@@ -36,17 +37,17 @@ class PlanCache:
         self.folder = root / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def load(self, budget_bytes: int) -> Plan | None:
-        """The plan for a budget, or a faster one for a tighter budget; None if there is none."""
+        """The plan for a budget, or a faster one that fits it; None if there is none for it."""
         own = self._read(self._path(budget_bytes), budget_bytes)
         return None if own is None else self.improve(own)
 
     def improve(self, plan: Plan) -> Plan:
-        """The fastest of a plan and those for tighter budgets, with the budget of the first."""
+        """The fastest of a plan and the others that fit its budget, with that budget."""
         best = plan
         for path, budget_bytes in self._list():
-            if budget_bytes < plan.budget_bytes:
+            if budget_bytes != plan.budget_bytes:
                 other = self._read(path, budget_bytes)
-                if other is not None and _is_faster(other, best):
+                if other and _fits(other, plan.budget_bytes) and _is_faster(other, best):
                     best = other
         return dataclasses.replace(best, budget_bytes=plan.budget_bytes)
 
@@ -79,6 +80,12 @@ class PlanCache:
             reason = str(error)
         warnings.warn(f"jaxswap ignores {path}, and will write it anew: {reason}", stacklevel=2)
         return None
+
+
+def _fits(plan: Plan, budget_bytes: int) -> bool:
+    """Whether a plan for another budget is within this one: made for less, or compiled to less."""
+    is_compiled = plan.compiled_bytes is not None and plan.compiled_bytes <= budget_bytes
+    return plan.budget_bytes < budget_bytes or is_compiled
 
 
 def _is_faster(other: Plan, plan: Plan) -> bool:

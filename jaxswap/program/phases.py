@@ -4,11 +4,12 @@ Input: a jaxpr of a step whose differentiated functions are marked (`apply/place
 one phase per equation.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply import program as marks
-from jaxswap.apply.jaxprs import Var
+from jaxswap.apply.jaxprs import Eqn, Var
 from jaxswap.apply.place import SCOPE
 from jaxswap.program.ir import Phase
 
@@ -16,27 +17,38 @@ from jaxswap.program.ir import Phase
 def classify_phases(jaxpr: Any, caller: Phase | None) -> list[Phase]:
     """Which pass each equation is part of.
 
-    What depends on a turn's cotangent is backward while it is of the differentiated function,
-    or leads to such an equation; behind that, it is the update.
+    What depends on a turn's cotangent is backward while it is of the function that is
+    differentiated there, or leads to such an equation; behind that, it is the update, or the
+    forward pass of another function, whose gradient is taken where this one's has led to.
     """
     eqns = jaxpr.eqns
     turns = marks.find_turns(jaxpr)
     if not turns:
         return [caller or "update"] * len(eqns)
-    seeds = {v for e in eqns if marks.is_turn(e) for v in e.outvars}
-    dependents = marks.find_dependents(eqns, seeds)
+    dependents = {k: marks.find_dependents(eqns, _find_seeds(eqns, k)) for k in turns}
+    needed: dict[int, set[Var]] = {k: set() for k in turns}
     phases: list[Phase] = ["update"] * len(eqns)
-    needed: set[Var] = set()
     for i in range(len(eqns) - 1, -1, -1):
-        eqn = eqns[i]
-        is_ours = any(
-            getattr(element, "name", "").startswith(SCOPE)
-            for element in eqn.source_info.name_stack.stack
-        )
-        is_dependent = any(v in dependents for v in jaxprs.variables(eqn.invars))
-        if not is_dependent:
-            phases[i] = "forward" if is_ours else "update"
-        elif is_ours or any(v in needed for v in eqn.outvars):
+        eqn, inputs = eqns[i], jaxprs.variables(eqns[i].invars)
+        scopes = _find_scopes(eqn)
+        behind = [k for k in turns if any(v in dependents[k] for v in inputs)]
+        # What is only of a function around this jaxpr is of all turns in it.
+        own = [k for k in behind if k in scopes or (scopes and scopes.isdisjoint(turns))]
+        leading = [k for k in behind if any(v in needed[k] for v in eqn.outvars)]
+        if own or leading:
             phases[i] = "backward"
-            needed.update(jaxprs.variables(eqn.invars))
+            for k in {*own, *leading}:
+                needed[k].update(inputs)
+        elif scopes:
+            phases[i] = "forward"
     return phases
+
+
+def _find_seeds(eqns: Sequence[Eqn], index: int) -> set[Var]:
+    return {v for e in eqns if marks.is_turn(e, index) for v in e.outvars}
+
+
+def _find_scopes(eqn: Eqn) -> set[int]:
+    """The differentiated functions that an equation is of, by the numbers of their turns."""
+    names = (getattr(element, "name", "") for element in eqn.source_info.name_stack.stack)
+    return {int(name.removeprefix(SCOPE)) for name in names if name.startswith(SCOPE)}
