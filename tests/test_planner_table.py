@@ -57,4 +57,4 @@ def test_a_small_panel_is_measured_and_kept(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == first.split("\n", 1)[1]
     (row,) = planner_table.measure(Panel(model="gpt-tiny", device="t4"), [0.8])
     assert row["seconds"]["genetic"] <= row["seconds"]["exact"] * (1 + 1e-9)
-    assert row["seconds"]["genetic"] >= row["bound_s"]
+    assert row["seconds"]["genetic"] >= row["bound_s"] * (1 - 1e-9)
