@@ -29,6 +29,7 @@ from jaxswap.apply import place
 from jaxswap.apply.decision import Action, Decision, NamedValue
 from jaxswap.apply.flat import trace_flat
 from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.residuals import RESIDUAL
 from jaxswap.model.device import Device
 from jaxswap.plan.budget import Budget
 from jaxswap.plan.plan import Plan
@@ -77,6 +78,7 @@ def checkpoint(
         put off weight gradients, and memory is what it makes of it. The plan's forecast, its
         windows and its reload distances hold for `jaxswap.apply` and `swap_offload`, which do
         better; a plan made here for a budget is not confirmed by the compiler.
+        What a branch or a custom derivative saves inside is recomputed, whatever was decided.
         JAX 0.10 cannot take the gradient of a gradient through an offload, here as with its own
         policies; `jaxswap.apply` can.
         With jaxlib 0.10.2 to 0.11.0, values in loops are recomputed or kept where they were to
@@ -181,7 +183,7 @@ def _run(call: Callable, plan: Plan, arrays: Sequence[Any], flags: Sequence[bool
     _, values = place.name_function(traced.closed, lambda name: False)
     has_aux = isinstance(traced.rebuild(traced.closed.out_avals)[1], tuple)
     step = differentiate(call, flags, has_aux)
-    check_match(plan, (*values, *_name_inputs(plan)), step, arrays)
+    check_match(plan, (*values, *_name_others(plan)), step, arrays)
     actions = _settle(plan, values)
     policy = _make_policy(actions)
     # Inside a loop XLA has nothing to merge a recomputation with.
@@ -196,9 +198,13 @@ def _run(call: Callable, plan: Plan, arrays: Sequence[Any], flags: Sequence[bool
     return traced.rebuild(run(*arrays))[1]
 
 
-def _name_inputs(plan: Plan) -> list[NamedValue]:
-    """The inputs of the function that a plan names: `jax.checkpoint` keeps them in any case."""
-    names = [n for n in plan.all_decisions if n.startswith("0/in")]
+def _name_others(plan: Plan) -> list[NamedValue]:
+    """What a plan names and a policy cannot choose by name.
+
+    Inputs of the function, which `jax.checkpoint` keeps in any case, and what only differentiation
+    makes, which it recomputes.
+    """
+    names = [n for n in plan.all_decisions if n.startswith(("0/in", f"0/{RESIDUAL}"))]
     return [
         NamedValue(
             name=n, shape=plan.values[n].shape if n in plan.values else (),

@@ -286,6 +286,34 @@ def branches_and_loops():
     return step, (params, X, Y)
 
 
+def layers_in_branches(in_scan=False):
+    """Layers that are skipped at times, and one whose activation is chosen, all differentiated."""
+    params = _mlp_params((6, 6, 6, 6))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+
+    def layer(h, p, k):
+        wide = lambda h: jnp.tanh(jnp.sin(h @ p["w"] + p["b"]) @ p["w"])
+        h = jax.lax.cond(k > 0, wide, lambda h: h, h)
+        return h + jax.lax.switch(k % 2, [jnp.sin, lambda h: jnp.tanh(h @ p["w"])], h)
+
+    def step(params, x):
+        def loss(params):
+            if in_scan:
+                return jnp.mean(
+                    jax.lax.scan(lambda h, pk: (layer(h, *pk), None), x, (params, jnp.arange(3)))[0]
+                    ** 2
+                )
+            h = x
+            for k, p in enumerate(params):
+                h = layer(h, p, jnp.int32(k) + (x.sum() > 1e9))
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return _sgd(params, grads), x, value
+
+    return step, (stacked if in_scan else params, X)
+
+
 def integer_inputs():
     """Integers among what is differentiated, and a random key in the loss."""
     table = normal(7, 6)
@@ -341,6 +369,8 @@ STYLES = {
     "user checkpoints": user_checkpoints,
     "inner jit": inner_jit,
     "branches and loops": branches_and_loops,
+    "layers in branches": layers_in_branches,
+    "layers in branches in a loop": lambda: layers_in_branches(in_scan=True),
     "integers and keys": integer_inputs,
     "shard_map": sharded,
 }

@@ -18,13 +18,12 @@ import jax.numpy as jnp
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.decision import Action, NamedValue
+from jaxswap.apply.decision import NamedValue
 from jaxswap.apply.flat import trace_flat
 from jaxswap.apply.jaxprs import Eqn, Var, jx
-
-VALUE = "jaxswap:value:"
-TURN = "jaxswap:turn:"
-SCOPE = "jaxswap:region:"
+from jaxswap.apply.marks import SCOPE, TURN, VALUE, is_named
+from jaxswap.apply.residuals import name_residuals
+from jaxswap.apply.values import describe_value, is_nameable
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,8 @@ def trace_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> TracedStep:
     leaves, flat_step, out_trees = _flatten_step(fn, args, kwargs)
     with _compat.intercept_differentiation(namer.instrument):
         closed = jax.make_jaxpr(flat_step)(*leaves)
-    return TracedStep(closed=closed, out_tree=out_trees[-1], values=tuple(namer.values))
+    closed, more = name_residuals(closed, namer.values)
+    return TracedStep(closed=closed, out_tree=out_trees[-1], values=(*namer.values, *more))
 
 
 def trace_plain(fn: Callable, args: Sequence[Any], kwargs: dict) -> Any:
@@ -63,18 +63,14 @@ def keep_names(closed: Any, is_wanted: Callable[[str], bool]) -> Any:
     eqns = []
     for eqn in closed.jaxpr.eqns:
         eqn = jaxprs.substitute(eqn, env)
-        if _is_named(eqn) and not is_wanted(eqn.params["name"].removeprefix(VALUE)):
+        if is_named(eqn) and not is_wanted(eqn.params["name"].removeprefix(VALUE)):
             env[eqn.outvars[0]] = eqn.invars[0]
             continue
-        if any(jaxprs.any_equation(body, _is_named) for body in jaxprs.bodies(eqn)):
+        if any(jaxprs.any_equation(body, is_named) for body in jaxprs.bodies(eqn)):
             eqn = jaxprs.map_bodies(eqn, lambda body: keep_names(body, is_wanted))
         eqns.append(eqn)
     outvars = [jaxprs.read(env, v) for v in closed.jaxpr.outvars]
     return jx.ClosedJaxpr(jaxprs.with_equations(closed.jaxpr, eqns, outvars=outvars), closed.consts)
-
-
-def _is_named(eqn: Eqn) -> bool:
-    return eqn.primitive is jx.name_p and eqn.params["name"].startswith(VALUE)
 
 
 def _flatten_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> tuple:
@@ -153,10 +149,10 @@ class _Namer:
         records: dict[Var, int] = {}
 
         def name(var: Var, value_name: str, eqn: Eqn | None) -> None:
-            if not _is_nameable(var):
+            if not is_nameable(var):
                 return
             records[var] = len(self.values)
-            self.values.append(_describe(var, value_name, eqn, scope, length))
+            self.values.append(describe_value(var, value_name, eqn, scope, length))
             if self._is_wanted(value_name):
                 env[var] = jx.Var(var.aval)
                 params = {"name": self._prefix + value_name}
@@ -210,47 +206,3 @@ def _mark_turn(x: Any, index: int) -> Any:
 
     turn.defvjp(lambda y: (y, None), turn_backward)
     return turn(x)
-
-
-def _is_nameable(var: Var) -> bool:
-    if isinstance(var, jx.DropVar) or type(var.aval) is not jx.ShapedArray:
-        return False
-    dtype = var.aval.dtype
-    return dtype != jax.dtypes.float0 and 0 not in var.aval.shape
-
-
-def can_recompute(eqn: Eqn) -> bool:
-    """Whether running an equation twice is safe, and not a loop run twice."""
-    if eqn.effects or eqn.primitive in (jx.scan_p, jx.while_p):
-        return False
-    return all(can_recompute(inner) for body in jaxprs.bodies(eqn) for inner in body.eqns)
-
-
-def can_offload(aval: Any) -> bool:
-    """Whether a value of this type can be in host memory: not so random keys."""
-    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-
-
-def _describe(
-    var: Var, name: str, eqn: Eqn | None, scope: tuple[str, ...], length: int
-) -> NamedValue:
-    aval = var.aval
-    actions: list[Action] = ["keep"]
-    if can_offload(aval):
-        actions.append("offload")
-    if eqn is not None and can_recompute(eqn):
-        actions.append("recompute")
-    frame = jx.user_frame(eqn.source_info.traceback) if eqn is not None else None
-    return NamedValue(
-        name=name,
-        shape=tuple(aval.shape),
-        dtype=str(aval.dtype),
-        size_bytes=jaxprs.size_bytes(aval),
-        primitive="input" if eqn is None else eqn.primitive.name,
-        source=f"{frame.file_name}:{frame.start_line}" if frame else "",
-        module_path=str(eqn.source_info.name_stack) if eqn is not None else "",
-        user_name=None,
-        scope=scope,
-        length=length,
-        actions=tuple(actions),
-    )

@@ -9,12 +9,11 @@ program before anything is decided about its values (`open_program`).
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
-from jaxswap.apply.place import TURN, VALUE
+from jaxswap.apply.marks import VALUE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,19 +114,6 @@ def find_dependents(eqns: Sequence[Eqn], seeds: set[Var]) -> set[Var]:
         if any(v in found for v in jaxprs.variables(eqn.invars)):
             found.update(eqn.outvars)
     return found
-
-
-def is_turn(eqn: Eqn, index: int | None = None) -> bool:
-    """Whether an equation marks where a backward pass starts."""
-    if eqn.primitive is not jx.name_p or not eqn.params["name"].startswith(TURN):
-        return False
-    return index is None or eqn.params["name"] == f"{TURN}{index}"
-
-
-def find_turns(jaxpr: Any) -> list[int]:
-    """The indices of the backward passes that start in this jaxpr, not deeper."""
-    names = [e.params["name"] for e in jaxpr.eqns if is_turn(e)]
-    return sorted({int(name.removeprefix(TURN)) for name in names})
 
 
 def open_program(program: Program) -> dict[Var, str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs, loops, order
-from jaxswap.apply.jaxprs import Eqn, jx
-from jaxswap.apply.place import SCOPE
-from jaxswap.apply.program import Ledger, Part, Program, find_dependents, find_turns, is_turn
+from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.marks import SCOPE, find_functions, find_turns, is_turn
+from jaxswap.apply.program import Ledger, Part, Program, find_dependents
 from jaxswap.apply.sink import sink_spreads
 
 
@@ -53,7 +53,7 @@ def _serve_one(jaxpr: Any, index: int, ledger: Ledger) -> Any:
             forward = Part.LAZY  # zeros and the like, which backward passes start from
         if any(v in dependents for v in jaxprs.variables(eqn.invars)):
             parts.append(Part.BACKWARD)
-        elif _is_in_region(eqn, index) and not is_turn(eqn):
+        elif index in find_functions(eqn) and not is_turn(eqn):
             parts.append(forward)
         else:
             parts.append(Part.OUTSIDE)
@@ -70,12 +70,6 @@ def _serve_one(jaxpr: Any, index: int, ledger: Ledger) -> Any:
     served = loops.serve_program(program, ledger)
     new = jaxprs.with_equations(jaxpr, served.eqns, outvars=served.outs)
     return new.replace(debug_info=jaxpr.debug_info)
-
-
-def _is_in_region(eqn: Eqn, index: int) -> bool:
-    scope = f"{SCOPE}{index}"
-    stack = eqn.source_info.name_stack.stack
-    return any(getattr(element, "name", None) == scope for element in stack)
 
 
 def remove_traces(closed: Any) -> Any:

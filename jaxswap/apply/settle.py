@@ -12,8 +12,8 @@ from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import Action, Decision
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
-from jaxswap.apply.place import can_offload, can_recompute
 from jaxswap.apply.program import Ledger, Part, Program
+from jaxswap.apply.values import can_offload, can_recompute
 
 _NOT_GONE = "it is wanted again before it would have left"
 

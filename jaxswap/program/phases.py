@@ -7,10 +7,9 @@ one phase per equation.
 from collections.abc import Sequence
 from typing import Any
 
-from jaxswap.apply import jaxprs
-from jaxswap.apply import program as marks
+from jaxswap.apply import jaxprs, marks
 from jaxswap.apply.jaxprs import Eqn, Var
-from jaxswap.apply.place import SCOPE
+from jaxswap.apply.program import find_dependents
 from jaxswap.program.ir import Phase
 
 
@@ -25,12 +24,12 @@ def classify_phases(jaxpr: Any, caller: Phase | None) -> list[Phase]:
     turns = marks.find_turns(jaxpr)
     if not turns:
         return [caller or "update"] * len(eqns)
-    dependents = {k: marks.find_dependents(eqns, _find_seeds(eqns, k)) for k in turns}
+    dependents = {k: find_dependents(eqns, _find_seeds(eqns, k)) for k in turns}
     needed: dict[int, set[Var]] = {k: set() for k in turns}
     phases: list[Phase] = ["update"] * len(eqns)
     for i in range(len(eqns) - 1, -1, -1):
         eqn, inputs = eqns[i], jaxprs.variables(eqns[i].invars)
-        scopes = _find_scopes(eqn)
+        scopes = set(marks.find_functions(eqn))
         behind = [k for k in turns if any(v in dependents[k] for v in inputs)]
         # What is only of a function around this jaxpr is of all turns in it.
         own = [k for k in behind if k in scopes or (scopes and scopes.isdisjoint(turns))]
@@ -46,9 +45,3 @@ def classify_phases(jaxpr: Any, caller: Phase | None) -> list[Phase]:
 
 def _find_seeds(eqns: Sequence[Eqn], index: int) -> set[Var]:
     return {v for e in eqns if marks.is_turn(e, index) for v in e.outvars}
-
-
-def _find_scopes(eqn: Eqn) -> set[int]:
-    """The differentiated functions that an equation is of, by the numbers of their turns."""
-    names = (getattr(element, "name", "") for element in eqn.source_info.name_stack.stack)
-    return {int(name.removeprefix(SCOPE)) for name in names if name.startswith(SCOPE)}

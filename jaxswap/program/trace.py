@@ -19,6 +19,7 @@ import numpy as np
 from jaxswap.apply import jaxprs, place
 from jaxswap.apply.decision import Decision, NamedValue
 from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.marks import SCOPE
 from jaxswap.apply.step import MIN_HEAVY_BYTES, rewrite_traced
 from jaxswap.model.device import Device
 from jaxswap.model.kernel import KernelCost
@@ -163,7 +164,7 @@ def _clean_stack(stack: str) -> str:
         if shorter == stack:
             break
         stack = shorter
-    parts = [p for p in stack.split("/") if p and not p.startswith(place.SCOPE)]
+    parts = [p for p in stack.split("/") if p and not p.startswith(SCOPE)]
     return "/".join(parts)
 
 

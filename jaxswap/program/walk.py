@@ -16,7 +16,7 @@ from typing import Any
 from jaxswap import _compat
 from jaxswap.apply import heavy, jaxprs
 from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
-from jaxswap.apply.place import VALUE
+from jaxswap.apply.marks import VALUE
 from jaxswap.model import compute
 from jaxswap.model.kernel import KernelCost
 from jaxswap.program import enter, operands
