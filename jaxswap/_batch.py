@@ -2,9 +2,9 @@
 
 Input: a step, and a function from a batch size to its arguments. Output: a `BatchChoice`: the
 size, its plan, and a table of every size looked at.
-A few sizes are traced, the rest predicted; those that could win are planned by the fast planner;
-the best of them and its neighbours are planned as asked for, compiled, and compared by replay,
-and so on from the best of these.
+A few sizes are traced, the rest predicted; the largest that fits as it is written is compiled;
+those that could win are planned by the fast planner; the best of them and its neighbours are
+planned as asked for, compiled, and compared by replay, and so on from the best of these.
 """
 
 import math
@@ -100,18 +100,24 @@ class _Search:
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
         self.plans: dict[int, Plan | None] = {}  # confirmed; None if none fits and is fast
+        self.written_slower = 1.0  # than its forecast, compiled as it is written
 
     def run(self, asked: list[int] | None) -> BatchChoice:
         sizes = self._look_around(asked)
         samples = batch.predict_samples(self.samples, sizes)
+        fitting = [b for b in sizes if self._is_forecast_to_fit(samples[b])]
+        self._compile_largest(fitting)
+        self._correct_written(samples)
         bounds = {b: batch.find_bound_s(samples[b], self.budget_bytes, self.device) for b in sizes}
+        bounds |= {b: samples[b].step_s * self.written_slower for b in fitting}
         quick = dict(batch.search_sizes(bounds, lambda size: self._plan_quickly(size, samples)))
         if not quick:
             raise self._explain_nothing_fits(min(sizes))
         forecasts = {b: b / seconds for b, seconds in quick.items()}
-        first = batch.choose_best(forecasts)
-        self._compile_largest([b for b in sizes if self._is_forecast_to_fit(samples[b])])
-        forecasts |= {b: b / samples[b].step_s for b in self.plans if b not in forecasts}
+        if (promising := batch.choose_best(forecasts)) not in fitting:
+            self._compile_smallest_planned([b for b in sizes if b >= promising])
+        forecasts |= {b: b / bounds[b] for b in self.plans if b not in forecasts}
+        first = batch.choose_best({b: r for b, r in forecasts.items() if b in fitting} or forecasts)
         known = {size: self._find_rate(size) for size in self.plans}
         rates = batch.climb(first, forecasts, known, self._find_rate)
         if not rates:
@@ -167,7 +173,7 @@ class _Search:
     def _plan_quickly(self, size: int, samples: dict[int, batch.Sample]) -> float | None:
         """Forecast seconds of a size; those that fit as they are need no tracing."""
         if self._is_forecast_to_fit(samples[size]):
-            return samples[size].step_s
+            return samples[size].step_s * self.written_slower
         problem = self.problem_at(size)
         self.report(0, 1, f"planning batch {size}")
         try:
@@ -183,6 +189,22 @@ class _Search:
         for size in sorted(fitting, reverse=True):
             if self._find_rate(size) is not None and self._plan(size).is_empty:
                 return
+
+    def _compile_smallest_planned(self, sizes: list[int]) -> None:
+        """Compiles the smallest size that has a plan: what is forecast not to fit may fit."""
+        for size in sorted(sizes):
+            if self._find_rate(size) is None or not self._plan(size).is_empty:
+                return
+
+    def _correct_written(self, samples: dict[int, batch.Sample]) -> None:
+        """Forecasts of sizes as they are written are as far off as that of the largest.
+
+        Those of planned sizes need not be: where the compiler does badly by the step as it is
+        written, a plan, which orders it, is worth a try that its forecast would not be.
+        """
+        for size, plan in self.plans.items():
+            if plan is not None and plan.is_empty and plan.replayed_s:
+                self.written_slower = max(plan.replayed_s / samples[size].step_s, 1.0)
 
     def _find_rate(self, size: int) -> float | None:
         """Samples per second of a size, compiled and replayed; None if no plan fits and pays."""
@@ -211,15 +233,9 @@ class _Search:
             return None
 
     def _find_to_beat_s(self, size: int) -> float:
-        """Seconds of a step from which on a planned size is not chosen: it gains too little.
-
-        What fits as it is written takes one compile, and is in the table whatever it gains.
-        """
-        sample = batch.predict_samples(self.samples, [size])[size]
+        """Seconds of a step from which on a planned size is not chosen: it gains too little."""
         rates = [b / p.replayed_s for b, p in self.plans.items() if p and p.replayed_s]
-        if self._is_forecast_to_fit(sample) or not rates:
-            return math.inf
-        return size * (1.0 + batch.MIN_GAIN) / max(rates)
+        return size * (1.0 + batch.MIN_GAIN) / max(rates) if rates else math.inf
 
     def _row(
         self, size: int, samples: dict[int, batch.Sample], quick: dict[int, float]

@@ -98,7 +98,8 @@ def confirm_plan(
         search: raises `BudgetInfeasibleError` where no plan fits.
         compile_plan: compiles the step under a plan.
         budget_bytes: what the compiled step may need.
-        to_beat_s: seconds of a step from which on a plan is of no use.
+        to_beat_s: seconds of a step from which on a plan is of no use; a step that fits as it is
+            written is an answer whatever it takes.
         adjust: finds a plan that differs little, or none.
 
     Raises:
@@ -132,7 +133,7 @@ def confirm_plan(
             best = min(best or found, found, key=_step_s)
     if best is None and (failed := compiled or forecast):  # the compiler knows better
         raise min(failed, key=lambda each: each.floor_bytes or math.inf)
-    if best is None or best[1].timeline.step_s >= to_beat_s:
+    if best is None or not (best[0].is_empty or best[1].timeline.step_s < to_beat_s):
         raise TooSlowError  # a plan that was given up might be faster than the best
     return mark_confirmed(*best)
 

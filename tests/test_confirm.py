@@ -321,7 +321,7 @@ def test_what_fits_and_is_slow_has_its_room_used_where_that_might_do(larger_s, c
 
     def search(aim, slowness):
         forecast = Forecast(peak_bytes=aim, step_s=larger_s if aim > 100 else 1.0)
-        return dataclasses.replace(make_plan(), forecast=forecast)
+        return dataclasses.replace(make_plan(action="offload"), forecast=forecast)
 
     def compile_plan(plan):
         tried.append(plan)
@@ -604,12 +604,18 @@ def test_what_would_be_of_no_use_is_given_up_at_once(to_beat_s, compiled):
 
 @pytest.mark.parametrize(("to_beat_s", "is_found"), [(2.0, False), (2.1, True)])
 def test_what_fits_and_waits_too_long_is_of_no_use_either(to_beat_s, is_found):
-    confirm = lambda: confirm_plan(Search(), lambda _: Compiled(97, 2.0, 1.0), 100, to_beat_s)
+    search = Search(lambda aim: make_plan(action="offload"))
+    confirm = lambda: confirm_plan(search, lambda _: Compiled(97, 2.0, 1.0), 100, to_beat_s)
     if is_found:
         assert confirm().replayed_s == 2.0
     else:
         with pytest.raises(TooSlowError):
             confirm()
+
+
+def test_what_fits_as_it_is_written_is_an_answer_however_slow():
+    found = confirm_plan(Search(), lambda _: Compiled(97, 2.0), 100, to_beat_s=1.0)
+    assert (found.is_empty, found.replayed_s) == (True, 2.0)
 
 
 @pytest.mark.parametrize(("to_beat_s", "rounds"), [(math.inf, 3), (7.0, 3), (6.9, 1)])

@@ -85,8 +85,8 @@ def apply_decisions(
         A function with the signature and pytrees of `fn`, for `jax.jit`.
 
     Limitations:
-        Values inside branches, kernels and the user's own `jax.checkpoint` regions have no
-        names: their outputs have.
+        Values inside kernels and the user's own `jax.checkpoint` regions have no names: their
+        outputs have. Of branches and custom derivatives, what the backward pass reads has.
 
     Example:
         >>> import jax, jax.numpy as jnp
