@@ -37,8 +37,9 @@ _LITTLE, _DEARER = 0.03, 1.02
 # same.
 _MAYBE = 1.1
 # A share of the budget that is worth another plan if the compiled step leaves it free, how much
-# of it that plan may have, and how much faster it has to be by forecast.
-_ROOM, _USED, _FASTER = 0.04, 0.9, 0.99
+# of it that plan may have, how much faster it has to be by forecast, and how often that is tried.
+_ROOM, _USED, _FASTER = 0.04, 0.9, 0.997
+_ROOM_ROUNDS = 3
 # How much slower the link is taken to be: plans without copies, plans with few, and plans with as
 # many as would pay if all went as forecast.
 _TRUSTED = 1.0
@@ -278,22 +279,30 @@ def _use_room(
     aim: int,
     limit_s: float,
 ) -> tuple[Plan, Verified]:
-    """Plans once more with what a compiled step leaves free, if it is much and pays."""
-    room = found.budget_bytes - verified.device_bytes
-    if room < _ROOM * found.budget_bytes:
-        return found, verified
-    larger = _search_or_none(search, aim + int(_USED * room))
-    if larger is None or larger.forecast.step_s > _FASTER * found.forecast.step_s:
-        return found, verified
-    if _expect_s(larger, found, verified) >= limit_s:
-        return found, verified
-    larger = dataclasses.replace(
-        larger, overlaps=found.overlaps, rest_as_written=found.rest_as_written
-    )
-    again = compile_plan(larger)
-    is_faster = again.timeline.step_s < verified.timeline.step_s
-    fits = again.device_bytes <= found.budget_bytes
-    return (larger, again) if is_faster and fits else (found, verified)
+    """Plans again with what a compiled step leaves free, while it is much and pays."""
+    budget_bytes = found.budget_bytes
+    per_byte = 1.0  # of what is aimed at, for each that is compiled
+    for _ in range(_ROOM_ROUNDS):
+        room = budget_bytes - verified.device_bytes
+        if room < _ROOM * budget_bytes:
+            break
+        higher = aim + int(_USED * room * per_byte)
+        larger = _search_or_none(search, higher)
+        if larger is None or larger.forecast.step_s > _FASTER * found.forecast.step_s:
+            break
+        if _expect_s(larger, found, verified) >= limit_s:
+            break
+        larger = dataclasses.replace(
+            larger, overlaps=found.overlaps, rest_as_written=found.rest_as_written
+        )
+        again = compile_plan(larger)
+        if again.device_bytes > budget_bytes:
+            per_byte = (higher - aim) / (again.device_bytes - verified.device_bytes)
+        elif again.timeline.step_s < verified.timeline.step_s:
+            found, verified, aim = larger, again, higher
+        else:
+            break
+    return found, verified
 
 
 def _search_lower(ways: _Ways, found: Plan, verified: Verified, aim: int) -> _Lower | None:

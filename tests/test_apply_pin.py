@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxswap.apply.pin import pin_p
+from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.pin import new_twin, pin_p, twin_p
 
 X, Y = jnp.arange(3.0), jnp.ones(2)
 
@@ -32,3 +33,28 @@ def test_a_pin_can_be_differentiated_and_mapped():
     np.testing.assert_array_equal(jax.vmap(double)(X), 2 * X * X)
     mapped = jax.vmap(lambda x, y: pin(x, y), in_axes=(0, None))
     assert [each.shape for each in mapped(X, Y)] == [(3,), (3, 2)]
+
+
+def twin(first, x):
+    """`2 x`, made again where `first` is it already."""
+    (eqn,) = jax.make_jaxpr(lambda x: 2.0 * x)(x).jaxpr.eqns
+    made = new_twin(jx.Var(eqn.outvars[0].aval), eqn)
+    number = made.invars[1].val
+    return twin_p.bind(first, jnp.full(x.shape, number), x, **made.params)
+
+
+@pytest.mark.parametrize(("platform", "count"), [("cpu", 0), ("cuda", 1)])
+def test_a_twin_is_made_again_but_on_the_cpu(platform, count):
+    lowered = jax.jit(twin).trace(X, X).lower(lowering_platforms=(platform,))
+    assert lowered.as_text().count("stablehlo.multiply") == count
+
+
+def test_a_twin_is_what_it_is_the_twin_of():
+    double = lambda x: twin(2 * x, x)
+    for run in (double, jax.jit(double)):
+        np.testing.assert_array_equal(run(X), 2 * X)
+    np.testing.assert_array_equal(jax.grad(lambda x: double(x).sum())(X), jnp.full(3, 2.0))
+    rows = jnp.stack([X, X + 1])
+    for axis in (0, 1):
+        mapped = jax.vmap(double, in_axes=axis, out_axes=axis)
+        np.testing.assert_array_equal(mapped(rows), 2 * rows)

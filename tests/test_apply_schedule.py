@@ -7,10 +7,11 @@ import pytest
 
 from jaxswap import _compat
 from jaxswap.apply import Decision, jaxprs, name_values, order, place, rewrite_step, schedule
-from jaxswap.apply.carriers import find_fused_source, find_source
+from jaxswap.apply.carriers import find_fused_source, find_source, is_cut_to_size
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.pin import is_barrier
 from jaxswap.apply.program import Ledger
+from jaxswap.apply.segments import queue_offloads
 
 KEEP = Decision(action="keep")
 
@@ -234,12 +235,12 @@ def test_a_pooling_gradient_waits_for_what_is_late_and_reads_through_a_relu():
     eqns = order.pin_order(closed, ledger).jaxpr.eqns
     makers = {v: e for e in eqns for v in e.outvars}
     stack = [e for e in eqns if e.primitive.name == "select_and_scatter_add"]
-    reached = []
+    reached = {}
     while stack:
         eqn = stack.pop()
-        reached.append(eqn.primitive)
+        reached[id(eqn)] = eqn.primitive
         stack += [makers[v] for v in jaxprs.variables(eqn.invars) if v in makers]
-    assert reached.count(jx.dot_p) == 2
+    assert list(reached.values()).count(jx.dot_p) == 2
 
 
 def test_a_pooling_gradient_reads_an_activation_that_is_there_anyway():
@@ -267,3 +268,121 @@ def test_zeros_are_not_shared_with_a_pooling_gradient():
     relu = [e for e in closed.jaxpr.eqns if e.primitive.name == "max"]
     assert relu
     assert not any(isinstance(v, jx.Literal) for e in relu for v in e.invars)
+
+
+# ---- what XLA cuts to size ----
+
+
+def convolve(stride, padding):
+    """The gradient of a convolution by its input, of even size."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    run = lambda x, w: jax.lax.conv_general_dilated(
+        x, w, (stride, stride), padding, dimension_numbers=layout
+    )
+    return lambda x, w: jax.grad(lambda x: run(x, w).sum())(x)
+
+
+@pytest.mark.parametrize(
+    ("stride", "taps", "padding", "expected"),
+    [
+        (2, 3, "SAME", True),  # nothing before, one behind
+        (2, 3, [(1, 1), (1, 1)], False),
+        (2, 1, "SAME", False),
+        (1, 3, "SAME", False),
+        (2, 4, "SAME", False),
+        (2, 2, [(0, 1), (0, 0)], False),  # what no window reads
+        (2, 3, [(1, 1), (0, 1)], True),  # in one dimension
+    ],
+)
+def test_uneven_gradients_of_convolutions_are_cut(stride, taps, padding, expected):
+    args = jnp.ones((1, 8, 8, 4)), jnp.ones((taps, taps, 4, 4))
+    closed = jaxprs.inline_calls(jax.make_jaxpr(convolve(stride, padding))(*args))
+    *_, gradient = [e for e in closed.jaxpr.eqns if e.primitive is jx.conv_p]
+    assert is_cut_to_size(gradient) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "expected"),
+    [
+        (197, 64, jnp.bfloat16, True),
+        (64, 197, jnp.float16, True),
+        (200, 64, jnp.bfloat16, False),
+        (197, 64, jnp.float32, False),
+        (1, 64, jnp.bfloat16, False),
+    ],
+)
+def test_dots_of_16_bits_with_odd_sides_are_cut(rows, columns, dtype, expected):
+    args = jnp.ones((3, rows, 32), dtype), jnp.ones((3, 32, columns), dtype)
+    (eqn,) = jax.make_jaxpr(lambda a, b: jnp.einsum("bij,bjk->bik", a, b))(*args).jaxpr.eqns[-1:]
+    assert eqn.primitive is jx.dot_p
+    assert is_cut_to_size(eqn) == expected
+
+
+def test_what_is_cut_carries_no_tie(monkeypatch):
+    """The gradient of the second convolution is cut: what it would carry, the next op does."""
+    monkeypatch.setattr(order, "_SMALL_BYTES", 0)
+    conv = lambda x, w, stride: jax.lax.conv_general_dilated(
+        x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    loss = lambda w, x: jnp.sum(jnp.tanh(conv(jnp.tanh(conv(x, w[0], 1)), w[1], 2)) ** 2)
+    args = jnp.ones((2, 3, 3, 4, 4)), jnp.ones((2, 8, 8, 4))
+    closed = pin_alone(jax.grad(loss), args)
+    cut = {v for e in closed.jaxpr.eqns if is_cut_to_size(e) for v in e.outvars}
+    tied = {v for e in closed.jaxpr.eqns if is_barrier(e) for v in jaxprs.variables(e.invars)}
+    assert cut
+    assert tied
+    assert not cut & tied
+
+
+# ---- copies to the host in turn ----
+
+
+def offload_chain(sizes, windows):
+    """Values of a chain of dots, each copied to the host in its window; their spans by hand."""
+
+    def fn(x, w):
+        for _ in sizes:
+            x = x @ w
+        return x
+
+    closed = jax.make_jaxpr(fn)(jnp.ones((4, 4)), jnp.ones((4, 4)))
+    eqns, heavy, copies = [], [], {}
+    for eqn, window in zip(closed.jaxpr.eqns, windows, strict=True):
+        copy = _compat.new_copy_eqn(eqn.outvars[0], to_host=True)
+        eqns += [eqn, copy]
+        heavy += [True, False]
+        copies[copy.outvars[0]] = Decision(action="offload", window_ops=window)
+    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0, copies=copies)
+    return list(queue_offloads(eqns, heavy, ledger).values())
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([2, 2, 2], [(1, 2), (2, 3), (3, 4)]),
+        ([5, 5, 5, 5], [(1, 5), (2, 6), (5, 7), (6, 8)]),  # each waits for the one before the last
+        ([5, 5, 2], [(1, 5), (2, 6), (3, 4)]),  # no room in its window: it starts as it may
+    ],
+)
+def test_no_more_copies_are_under_way_than_xla_has(windows, expected):
+    assert offload_chain(windows, windows) == expected
+
+
+def test_a_copy_of_what_needs_no_op_waits_for_its_turn():
+    """XLA would make it, and copy it, at the very start, and have it under way until its turn."""
+
+    def loss(w, x):
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+        return jnp.sum((x @ jnp.cos(w)) ** 2)
+
+    step, args = jax.grad(loss), (jnp.ones((64, 64)), jnp.ones((64, 64)))
+    (name,) = [v.name for v in name_values(step, *args) if v.primitive == "cos"]
+    decisions = {name: Decision(action="offload")}
+    closed = rewrite_step(step, decisions, args, default="keep", min_heavy_bytes=0).closed
+    makers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    on_host = lambda e: e.primitive is jx.device_put_p and _compat.is_on_host(e.outvars[0].aval)
+    (copy,) = [e for e in closed.jaxpr.eqns if on_host(e)]
+    tie = makers[copy.invars[0]]
+    assert is_barrier(tie)
+    assert {makers[v].primitive.name for v in tie.invars} == {"cos", "tanh"}

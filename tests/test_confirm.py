@@ -475,9 +475,8 @@ def test_a_budget_that_is_infeasible_from_the_start_stays_so():
     ("forecast_s", "again", "is_taken"),
     [
         (0.9, Compiled(98, 1.8), True),
-        (0.9, Compiled(101, 1.8), False),
         (0.9, Compiled(98, 2.1), False),
-        (0.995, None, False),  # not worth compiling
+        (0.998, None, False),  # not worth compiling
     ],
 )
 def test_what_the_compiled_step_leaves_free_is_used_if_that_pays(forecast_s, again, is_taken):
@@ -492,6 +491,35 @@ def test_what_the_compiled_step_leaves_free_is_used_if_that_pays(forecast_s, aga
     found = confirm_plan(search, compile_plan, 100)
     assert search.aims == [100, 100 + 18]
     assert found.compiled_bytes == (98 if is_taken else 80)
+
+
+def test_room_is_used_by_how_much_compiled_bytes_grow_with_what_is_aimed_at():
+    """Bytes grow twice as fast as the aim: 100 leave 20 free, 118 are 16 too many, 109 fit."""
+
+    def find(aim):
+        forecast = Forecast(peak_bytes=aim, step_s=100 / aim)
+        return dataclasses.replace(make_plan(), forecast=forecast)
+
+    def compile_plan(plan):
+        aim = plan.forecast.peak_bytes
+        return Compiled(80 + 2 * (aim - 100), 200 / aim)
+
+    search = Search(find)
+    found = confirm_plan(search, compile_plan, 100)
+    assert search.aims == [100, 118, 109]
+    assert found.compiled_bytes == 98
+
+
+def test_room_is_tried_a_few_times_only():
+    def find(aim):
+        forecast = Forecast(peak_bytes=aim, step_s=100 / aim)
+        return dataclasses.replace(make_plan(), forecast=forecast)
+
+    search = Search(find)
+    compile_plan = lambda plan: Compiled(80, 200 / plan.forecast.peak_bytes)
+    found = confirm_plan(search, compile_plan, 100)
+    assert search.aims == [100, 118, 136, 154]
+    assert found.forecast.peak_bytes == 154
 
 
 def test_a_step_that_fills_the_budget_is_not_planned_again():

@@ -1,24 +1,78 @@
 """Carriers: which array can carry a tie to an op without a kernel of its own?
 
 Input: a variable that an op reads, and the equations that made it. Output: where to tie it.
+What XLA computes larger than it is, and cuts to size in passing, can not.
 A barrier keeps what it ties in memory, in one layout, and apart from what is on its other
 side. XLA reads views (a transpose, a slice, a change of dtype) as part of the op behind
 them: the tie goes in front of the views, and the views are made again behind it. Elementwise
 ops fuse into what reads them as well, if nothing wants their result in memory.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.heavy import reads_memory
-from jaxswap.apply.jaxprs import Atom, Eqn, Var
+from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
 
 _LAYOUTS = frozenset(
     ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p")
 )
 _CONVERSIONS = frozenset(("convert_element_type",))
 _FUSED = _CONVERSIONS | frozenset(("name", "max", "min", "mul", "add", "sub", "neg", "clamp"))
+
+
+# cuBLAS gets dots of 16 bits with sides that are multiples of this.
+_DOT_SIDE = 8
+
+
+def is_cut_to_size(eqn: Eqn) -> bool:
+    """Whether XLA computes an op's result larger than it is, and cuts it as it is read."""
+    if eqn.primitive is jx.dot_p:
+        return _is_padded_dot(eqn)
+    return eqn.primitive is jx.conv_p and _is_uneven_gradient(eqn)
+
+
+def _is_padded_dot(eqn: Eqn) -> bool:
+    """Whether a side of the result is not as cuBLAS wants it (XLA's `CublasPadForGemms`)."""
+    left, right = (v.aval for v in eqn.invars)
+    if left.dtype.itemsize != 2 or right.dtype.itemsize != 2:
+        return False
+    contracted, batch = eqn.params["dimension_numbers"]
+    sides = (
+        math.prod(n for d, n in enumerate(aval.shape) if d not in (*summed, *mapped))
+        for aval, summed, mapped in zip((left, right), contracted, batch, strict=True)
+    )
+    return any(side % _DOT_SIDE for side in sides if side > 1)
+
+
+def _is_uneven_gradient(eqn: Eqn) -> bool:
+    """Whether it is the gradient of a strided convolution that was padded unevenly.
+
+    cuDNN pads both sides alike: XLA's `ConvPaddingLegalization` enlarges the gradient by what one
+    side lacks. Sizes below are of the convolution that it is the gradient of.
+    """
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    if set(params["lhs_dilation"]) == {1}:
+        return False
+    sizes = [
+        [v.aval.shape[d] for d in spec[2:]]
+        for v, spec in zip(
+            (*eqn.invars, *eqn.outvars),
+            (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec),
+            strict=True,
+        )
+    ]
+    for out, taps, size, stride, dilation, (pad, _) in zip(
+        *sizes, params["lhs_dilation"], params["rhs_dilation"], params["padding"], strict=True
+    ):
+        window = (taps - 1) * dilation + 1
+        low = window - 1 - pad
+        least_high = (out - 1) * stride + window - size - low
+        if not least_high <= low < least_high + stride:
+            return True
+    return False
 
 
 def find_source(

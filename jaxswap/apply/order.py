@@ -19,12 +19,17 @@ from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.carriers import find_fused_source, find_in_memory, find_source
+from jaxswap.apply.carriers import (
+    find_fused_source,
+    find_in_memory,
+    find_source,
+    is_cut_to_size,
+)
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
-from jaxswap.apply.pin import is_barrier, new_pin
+from jaxswap.apply.pin import is_barrier, new_pin, new_twin
 from jaxswap.apply.program import Ledger
-from jaxswap.apply.segments import find_readers, is_gate, plan_segments
+from jaxswap.apply.segments import find_readers, is_gate, plan_segments, queue_offloads
 
 _SPREADERS = ("broadcast_in_dim", "iota")
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter-add",
@@ -79,7 +84,8 @@ class _Pinner:
         self.outvars = jaxpr.outvars
         self.arguments = {*jaxpr.constvars, *jaxpr.invars}
         spread = {v for e in eqns if e.primitive.name in _SPREADERS for v in e.outvars}
-        self.poor_carriers = self.arguments | spread  # not in memory, or not ours
+        cut = {v for e in eqns if is_cut_to_size(e) for v in e.outvars}
+        self.poor_carriers = self.arguments | spread | cut  # not ours, or not as such in memory
         self.uses = Counter(v for e in eqns for v in jaxprs.variables(e.invars))
         self.uses.update(jaxprs.variables(jaxpr.outvars))
         self.env: Env = {}
@@ -93,11 +99,16 @@ class _Pinner:
         self.recent: list[Var] = []  # what depends on the last heavy op
         self.reduced: dict[Var, frozenset[Var]] = {}  # what is made of reductions only: of which
         self.unread: list[Var] = []  # those of them made since the last heavy op
+        self.last_heavy: Eqn | None = None
+        self.heavy_before: Eqn | None = None  # before that one
+        self.put_off: list[Var] = []  # what the last heavy op's result could not be tied to
+        self.spans = {} if is_body else queue_offloads(eqns, self.heavy, ledger)
         self.pending: list[tuple[int, Var]] = []  # copies under way, and the op they precede
+        self.queued: dict[int, list[Eqn]] = defaultdict(list)  # those that start later
 
     def run(self) -> tuple[list[Eqn], list[Atom]]:
         gates, moved = plan_segments(self.eqns, self.heavy, self.ledger)
-        self._open_segment(0, None, gates, moved)
+        self._open_segment(0, gates, moved)
         segment = 0
         skip = {id(e) for group in (*gates.values(), *moved.values()) for e in group}
         for eqn, is_heavy_op in zip(self.eqns, self.heavy, strict=True):
@@ -107,20 +118,24 @@ class _Pinner:
             if eqn.outvars and eqn.outvars[0] in self.ledger.late_gates:
                 self._tie_late(eqn)
                 continue
+            if eqn.outvars and eqn.outvars[0] in self.spans:
+                self._queue_copy(eqn, segment)
+                continue
             self._emit(eqn, segment if is_heavy_op else None)
-            if _is_offload(eqn):
-                self._await_copy(eqn.outvars[0], segment)
             if is_heavy_op:
                 self._tie_results(late, eqn)
                 segment += 1
-                self._open_segment(segment, eqn, gates, moved)
+                self.heavy_before, self.last_heavy = self.last_heavy, eqn
+                self._open_segment(segment, gates, moved)
+                for copy in self.queued.pop(segment, []):
+                    self._start_copy(copy, is_late=True)
         return self.out, [jaxprs.read(self.env, v) for v in self.outvars]
 
-    def _open_segment(self, segment, heavy_eqn, gates, moved) -> None:
+    def _open_segment(self, segment, gates, moved) -> None:
         group = gates.get(segment, [])
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
         self.uses.subtract(v for g in group for v in jaxprs.variables(g.invars))
-        anchor = self._choose_anchor(heavy_eqn)
+        anchor = self._choose_mark()
         # A number by itself needs a turn only where a pooling gradient could share its zeros.
         if anchor is not None and (jaxprs.variables(sources) or (group and self.has_pool)):
             *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
@@ -144,6 +159,14 @@ class _Pinner:
         new, self.env[carrier] = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
         self.env[gated] = new
         self.env[source] = new
+
+    def _choose_mark(self) -> Var | None:
+        """What says that the last heavy op is over; where XLA cuts its result, the op before."""
+        own = self._choose_anchor(self.last_heavy)
+        if self.last_heavy is None or not is_cut_to_size(self.last_heavy):
+            return own
+        before = self._choose_anchor(self.heavy_before)
+        return own if before is None else before
 
     def _choose_anchor(self, eqn: Eqn | None) -> Var | None:
         """The largest result of a heavy op that is still to be read on the device."""
@@ -186,10 +209,10 @@ class _Pinner:
         The heavy op before it, unless one of the next reads that; and reductions.
         """
         inputs = _on_device(eqn.invars)
-        wait = []
+        wait, self.put_off = self.put_off, []
         is_behind = any(self.depth.get(v, -1) == segment - 1 for v in inputs)
         if not is_behind and not self._is_joined_soon(segment - 1):
-            wait += self._last_result()
+            wait = wait + [v for v in self._last_result() if v not in wait]
         needed = self._find_needed(inputs) if self.unread else set()
         late = [v for v in self.unread if self.uses[v] and not self.reduced[v] <= needed]
         self.unread = []
@@ -208,7 +231,9 @@ class _Pinner:
         """Makes what reads a heavy op's results wait for more than the op."""
         anchor = self._choose_anchor(eqn)
         wait = [v for v in wait if self.uses[v]]
-        if wait and anchor is not None:
+        if is_cut_to_size(eqn):
+            self.put_off = wait  # the next one's may do
+        elif wait and anchor is not None:
             tied = [*wait, anchor]
             new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
             self.env.update(zip(tied, new, strict=True))
@@ -233,7 +258,7 @@ class _Pinner:
         """Emits equations once more, behind the tie of what they read."""
         for eqn in eqns:
             again = jaxprs.clone(eqn, dict(self.env))
-            self.out.append(again)
+            self.out.append(new_twin(jaxprs.read(self.env, eqn.outvars[0]), again))
             self.env.update(zip(eqn.outvars, again.outvars, strict=True))
 
     def _is_stored(self, eqn: Eqn) -> bool:
@@ -254,8 +279,10 @@ class _Pinner:
 
     def _last_result(self) -> list[Var]:
         """One variable, still to be read, that depends on the last heavy op."""
-        alive = [v for v in self.recent if self.uses[v] and jaxprs.size_bytes(v.aval)]
-        return alive[:1]
+        return self._alive()[:1]
+
+    def _alive(self) -> list[Var]:
+        return [v for v in self.recent if self.uses[v] and jaxprs.size_bytes(v.aval)]
 
     def _barrier(self, *operands: Atom) -> list[Var]:
         """Ties operands together: those, inside `shard_map`, that differ along the same axes."""
@@ -270,12 +297,25 @@ class _Pinner:
 
     # The program, equation by equation.
 
-    def _await_copy(self, host: Var, segment: int) -> None:
-        if self.is_body:
-            return
-        decision = self.ledger.copies.get(host)
-        if decision is not None:
-            self.pending.append((segment + decision.window_ops - 1, host))
+    def _queue_copy(self, eqn: Eqn, segment: int) -> None:
+        """Starts a copy to the host now, or once there is room for it."""
+        start, _ = self.spans[eqn.outvars[0]]
+        if start > segment:
+            self.queued[start].append(eqn)
+        else:  # what waits for nothing here XLA may make, and copy, long before
+            self._start_copy(eqn, is_late=self.depth.get(eqn.invars[0], -1) < segment - 1)
+
+    def _start_copy(self, eqn: Eqn, *, is_late: bool) -> None:
+        (source,), (host,) = eqn.invars, eqn.outvars
+        mark = self._choose_mark() if is_late else None
+        if is_late and mark is None:
+            mark = next((v for v in self._alive() if v in self.in_memory), None)
+        if mark is not None and mark is not source:
+            tied = [jaxprs.read(self.env, v) for v in (source, mark)]
+            late, self.env[mark] = self._barrier(*tied)
+            eqn = eqn.replace(invars=[late])
+        self._emit(eqn, None)
+        self.pending.append((self.spans[host][1], host))
 
     def _emit(self, eqn: Eqn, heavy_index: int | None) -> None:
         inputs = jaxprs.variables(eqn.invars)

@@ -1,17 +1,19 @@
 """Segments: what happens between which two heavy ops?
 
 Input: a served program's equations, and which of them are heavy. Output: the gates and reloads
-that open each segment, and which heavy op reads which.
+that open each segment, when copies to the host start, and which heavy op reads which.
 A *segment* is what lies between two heavy ops; segment `i` precedes heavy op `i`.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, Var, jx
 from jaxswap.apply.pin import is_barrier
 from jaxswap.apply.program import Ledger
+
+_IN_FLIGHT = 2  # copies that XLA's latency-hiding scheduler has under way at a time
 
 
 def is_gate(eqn: Eqn) -> bool:
@@ -51,6 +53,30 @@ def plan_segments(
         if isinstance(source, jx.Literal) or made_in.get(source, -1) < at:
             gates[at].append(gate)
     return gates, moved
+
+
+def queue_offloads(
+    eqns: Sequence[Eqn], heavy: Sequence[bool], ledger: Ledger
+) -> dict[Var, tuple[int, int]]:
+    """For each copy to the host, the segment it starts in and the one it is over by.
+
+    XLA starts a copy as early as it may. For one more than it has under way at a time it waits
+    for the first of these, long before that one's window ends: such a copy starts later.
+    """
+    spans: dict[Var, tuple[int, int]] = {}
+    segment = 0
+    for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
+        for host in [v for v in eqn.outvars if v in ledger.copies]:
+            end = segment + ledger.copies[host].window_ops - 1
+            free = (t for t in range(segment, end) if _count(spans, t) < _IN_FLIGHT)
+            spans[host] = (next(free, segment), end)
+        segment += is_heavy_op
+    return spans
+
+
+def _count(spans: Mapping[Var, tuple[int, int]], segment: int) -> int:
+    """How many copies are under way at the end of a segment."""
+    return sum(start <= segment < end for start, end in spans.values())
 
 
 def find_readers(eqns: Sequence[Eqn], heavy: Sequence[bool]) -> dict[int, int]:

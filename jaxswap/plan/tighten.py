@@ -23,7 +23,7 @@ from jaxswap.plan.problem import Problem
 
 # What copies take more than was forecast, or start later. A reload that ends late is waited for,
 # one that starts early only needs its memory for longer; a longer window only gets in the way.
-_WINDOW_MARGIN, _RELOAD_MARGIN = 1.1, 1.3
+_WINDOW_MARGIN, _RELOAD_MARGIN = 1.1, 1.7
 _SLOWER = 1 + 1e-3  # what a plan may get slower by all of it
 _MAX_HARMFUL = 40
 
