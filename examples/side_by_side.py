@@ -31,9 +31,6 @@ from jaxswap.apply import name_values
 if "JAX_PLATFORMS" not in os.environ:
     jax.config.update("jax_platforms", "cpu")
 
-# XLA:CPU rewrites matmuls by what stands next to them, and they round otherwise then. Without
-# that pass, in all runs, offloads change no bit.
-SAME_BITS = {"xla_disable_hlo_passes": "algsimp"}
 COMPARED_AT = 20  # steps
 # A value that is made again stands between other neighbours, and XLA:CPU rounds by neighbours.
 # Adam's first step is as long for a gradient that is all rounding as for any other.
@@ -94,14 +91,13 @@ def train_all(
     state = jax.device_put(state, jax.devices()[0])
     plan = swapped.plan_for(state, make_batch(0))
     tell("\n".join(str(plan).splitlines()[:3]))
-    options = {"donate_argnums": 0, "compiler_options": SAME_BITS}
-    plain = jax.jit(step, **options)
+    plain = jax.jit(step, donate_argnums=0)
     plain_losses, expected = _train("as written", plain, state, make_batch, steps)
     swapped_losses, found = _train("with jaxswap", swapped, state, make_batch, steps)
     offload_plan = plan_offloads_only(
         step, state, make_batch(0), budget=plan.budget_bytes, device=plan.device
     )
-    offloading = swap_offload(step, plan=offload_plan, **options)
+    offloading = swap_offload(step, plan=offload_plan, donate_argnums=0)
     num_compared = min(COMPARED_AT, steps)
     _, offloaded = _train("offload only", offloading, state, make_batch, num_compared)
     return Outcome(

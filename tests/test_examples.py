@@ -22,8 +22,6 @@ SIZES = {
     "mixer_equinox": {"batch": 64, "size": 32, "width": 64, "layers": 1},
 }
 STEPS = 2
-# The numbers are what is tested: this compiles in half the time.
-COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def load(path):
@@ -37,9 +35,6 @@ def load(path):
 @pytest.fixture
 def example(request, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
-    options = importlib.import_module("side_by_side").SAME_BITS
-    for name, value in COMPILE_FAST.items():
-        monkeypatch.setitem(options, name, value)
     return load(EXAMPLES / request.param / "train.py")
 
 

@@ -28,7 +28,6 @@ from jaxswap.plan.plan import Plan, PlannedValue
 OPTIONS = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    "xla_disable_hlo_passes": "algsimp",
 }
 
 

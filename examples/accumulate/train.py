@@ -72,7 +72,7 @@ def run(*, steps, device, planner, **sizes):
     # A step this small fits any GPU: it gets 80 % of what it needs, so that something has to go.
     swapped = swap_offload(
         train_step, budget=int(0.8 * needs), device=device, planner=planner, confirm=False,
-        donate_argnums=0, compiler_options=side_by_side.SAME_BITS,
+        donate_argnums=0,
     )  # fmt: skip
     return side_by_side.train_all(train_step, swapped, state, make_batch, steps)
 
