@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxswap.apply.jaxprs import jx
-from jaxswap.apply.pin import new_twin, pin_p, twin_p
+from jaxswap.apply.pin import new_twin, open_twin, pin_p, twin_p
 
 X, Y = jnp.arange(3.0), jnp.ones(2)
 
@@ -47,6 +47,22 @@ def twin(first, x):
 def test_a_twin_is_made_again_but_on_the_cpu(platform, count):
     lowered = jax.jit(twin).trace(X, X).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("stablehlo.multiply") == count
+
+
+def test_a_twin_is_differentiated_by_the_rule_of_its_op():
+    """That of `clamp` wants to see that nothing comes through its bounds."""
+    (eqn,) = jax.make_jaxpr(lambda x: jax.lax.clamp(0.0, x, 1.0))(X).jaxpr.eqns
+    params = new_twin(jx.Var(eqn.outvars[0].aval), eqn).params
+    clamped = lambda x: twin_p.bind(jnp.clip(x, 0.0, 1.0), 0.0, x, 1.0, **params)
+    np.testing.assert_array_equal(jax.grad(lambda x: clamped(x).sum())(X + 0.5), [1.0, 0.0, 0.0])
+
+
+def test_a_twin_can_be_opened():
+    (eqn,) = jax.make_jaxpr(lambda x: 2.0 * x)(X).jaxpr.eqns
+    opened = open_twin(new_twin(jx.Var(eqn.outvars[0].aval), eqn))
+    assert (opened.primitive, opened.params) == (eqn.primitive, dict(eqn.params))
+    assert opened.invars == eqn.invars
+    assert open_twin(eqn) is eqn
 
 
 def test_a_twin_is_what_it_is_the_twin_of():

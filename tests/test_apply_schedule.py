@@ -319,7 +319,7 @@ def test_dots_of_16_bits_with_odd_sides_are_cut(rows, columns, dtype, expected):
 
 
 def test_what_is_cut_carries_no_tie(monkeypatch):
-    """The gradient of the second convolution is cut: what it would carry, the next op does."""
+    """The gradient of the second convolution is cut."""
     monkeypatch.setattr(order, "_SMALL_BYTES", 0)
     conv = lambda x, w, stride: jax.lax.conv_general_dilated(
         x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -330,42 +330,124 @@ def test_what_is_cut_carries_no_tie(monkeypatch):
     cut = {v for e in closed.jaxpr.eqns if is_cut_to_size(e) for v in e.outvars}
     tied = {v for e in closed.jaxpr.eqns if is_barrier(e) for v in jaxprs.variables(e.invars)}
     assert cut
-    assert tied
     assert not cut & tied
+
+
+def test_what_a_cut_result_cannot_carry_the_next_one_does(monkeypatch):
+    monkeypatch.setattr(order, "_SMALL_BYTES", 0)
+
+    def fn(u, a, b, c):
+        late = u @ u  # nothing but the end reads it
+        return jnp.tanh(a @ b), jnp.tanh(c @ c), late
+
+    odd = jnp.ones((197, 32), jnp.bfloat16)
+    closed = jax.make_jaxpr(fn)(jnp.ones((64, 64)), odd, odd.T, jnp.ones((48, 48)))
+    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
+    eqns = order.pin_order(closed, ledger).jaxpr.eqns
+    ties = [{v.aval.shape for v in e.invars} for e in eqns if is_barrier(e)]
+    assert [tie >= {(64, 64), (48, 48)} for tie in ties] == [True]
 
 
 # ---- copies to the host in turn ----
 
 
-def offload_chain(sizes, windows):
-    """Values of a chain of dots, each copied to the host in its window; their spans by hand."""
+def find_spans(windows, read_in):
+    """When the values of a chain of dots are copied, each in its window, all read in a segment."""
 
     def fn(x, w):
-        for _ in sizes:
+        for _ in range(read_in):
             x = x @ w
         return x
 
     closed = jax.make_jaxpr(fn)(jnp.ones((4, 4)), jnp.ones((4, 4)))
     eqns, heavy, copies = [], [], {}
-    for eqn, window in zip(closed.jaxpr.eqns, windows, strict=True):
-        copy = _compat.new_copy_eqn(eqn.outvars[0], to_host=True)
-        eqns += [eqn, copy]
-        heavy += [True, False]
-        copies[copy.outvars[0]] = Decision(action="offload", window_ops=window)
+    for index, eqn in enumerate(closed.jaxpr.eqns):
+        eqns.append(eqn)
+        heavy.append(True)
+        if index < len(windows):
+            eqns.append(_compat.new_copy_eqn(eqn.outvars[0], to_host=True))
+            heavy.append(False)
+            (host,) = eqns[-1].outvars
+            copies[host] = Decision(action="offload", window_ops=windows[index])
+    eqns += [_compat.new_copy_eqn(host, to_host=False) for host in copies]
+    heavy += [False] * len(copies)
     ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0, copies=copies)
     return list(queue_offloads(eqns, heavy, ledger).values())
 
 
 @pytest.mark.parametrize(
-    ("windows", "expected"),
+    ("windows", "read_in", "expected"),
     [
-        ([2, 2, 2], [(1, 2), (2, 3), (3, 4)]),
-        ([5, 5, 5, 5], [(1, 5), (2, 6), (5, 7), (6, 8)]),  # each waits for the one before the last
-        ([5, 5, 2], [(1, 5), (2, 6), (3, 4)]),  # no room in its window: it starts as it may
+        ([2, 2, 2], 9, [(1, 2), (2, 3), (3, 4)]),
+        ([5, 5, 5, 5], 9, [(1, 5), (2, 6), (5, 7), (6, 8)]),  # after the one before the last
+        ([5, 5, 2], 9, [(1, 5), (2, 6), (3, 4)]),  # no room in its window: it starts as it may
+        ([5, 5, 5], 5, [(1, 5), (2, 6), (3, 7)]),  # nor before it is read
     ],
 )
-def test_no_more_copies_are_under_way_than_xla_has(windows, expected):
-    assert offload_chain(windows, windows) == expected
+def test_no_more_copies_are_under_way_than_xla_has(windows, read_in, expected):
+    assert find_spans(windows, read_in) == expected
+
+
+def find_copies(closed):
+    """The copies to the host, each with how many dots come before it, and what it waits for."""
+    makers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
+    on_host = lambda e: e.primitive is jx.device_put_p and _compat.is_on_host(e.outvars[0].aval)
+    num_dots, found = 0, []
+    for eqn in closed.jaxpr.eqns:
+        num_dots += eqn.primitive is jx.dot_p
+        if on_host(eqn):
+            tie = makers[eqn.invars[0]]
+            waits = [makers[v].primitive.name for v in tie.invars] if is_barrier(tie) else []
+            found.append((num_dots, waits))
+    return found
+
+
+def test_a_copy_for_which_there_is_no_room_starts_behind_a_later_op():
+    def loss(w, x):
+        for _ in range(8):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x**2)
+
+    step, args = jax.grad(loss), (jnp.ones((64, 64)), jnp.ones((64, 64)))
+    names = [v.name for v in name_values(step, *args) if v.primitive == "tanh"][:3]
+    decisions = dict.fromkeys(names, Decision(action="offload", window_ops=5))
+    closed = rewrite_step(step, decisions, args, default="keep", min_heavy_bytes=0).closed
+    first, second, third = find_copies(closed)
+    assert (first, second) == ((1, []), (2, []))
+    # The first is over by the sixth dot: the third starts behind the fifth, by what that made.
+    assert third[0] == 5
+    assert len(third[1]) == 2
+
+
+def test_a_copy_starts_before_its_reload_whatever_is_not_run_at_all():
+    """Dots that only the backward pass reads, and makes again, are no time to copy in."""
+
+    @jax.custom_vjp
+    def f(x, w):
+        return jnp.tanh(x)
+
+    f.defvjp(
+        lambda x, w: (jnp.tanh(x), [x @ (w * i) for i in range(4)]),
+        lambda rs, ct: (ct * sum(rs), sum(r.T @ ct for r in rs)),
+    )
+
+    @jax.custom_vjp
+    def g(y, a, b, c):
+        return y
+
+    g.defvjp(lambda y, a, b, c: (y, (a, b, c)), lambda r, ct: (ct * r[0] * r[1] * r[2], ct, ct, ct))
+
+    def loss(w, x):
+        h = x @ w
+        return jnp.sum(g(f(h, w), jnp.sin(h), jnp.exp(h), jnp.cos(h)))
+
+    step, args = jax.grad(loss), (jnp.eye(4), jnp.ones((4, 4)))
+    names = {v.primitive: v.name for v in name_values(step, *args)}
+    windows = {"sin": 3, "exp": 3, "cos": 4}
+    decisions = {names[p]: Decision(action="offload", window_ops=n) for p, n in windows.items()}
+    closed = rewrite_step(step, decisions, args, min_heavy_bytes=0).closed
+    (found,) = jx.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+    np.testing.assert_allclose(found, step(*args), rtol=1e-6)
 
 
 def test_a_copy_of_what_needs_no_op_waits_for_its_turn():
@@ -380,9 +462,4 @@ def test_a_copy_of_what_needs_no_op_waits_for_its_turn():
     (name,) = [v.name for v in name_values(step, *args) if v.primitive == "cos"]
     decisions = {name: Decision(action="offload")}
     closed = rewrite_step(step, decisions, args, default="keep", min_heavy_bytes=0).closed
-    makers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
-    on_host = lambda e: e.primitive is jx.device_put_p and _compat.is_on_host(e.outvars[0].aval)
-    (copy,) = [e for e in closed.jaxpr.eqns if on_host(e)]
-    tie = makers[copy.invars[0]]
-    assert is_barrier(tie)
-    assert {makers[v].primitive.name for v in tie.invars} == {"cos", "tanh"}
+    assert find_copies(closed) == [(4, ["cos", "tanh"])]

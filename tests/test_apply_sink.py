@@ -7,6 +7,7 @@ import pytest
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import jx
+from jaxswap.apply.pin import new_twin
 from jaxswap.apply.sink import sink_spreads
 
 XS = jnp.arange(24.0).reshape(3, 8)
@@ -75,3 +76,21 @@ def test_loops_in_loops_make_their_own():
     assert counts == [1, 2]  # x of the trip around, and now the row
     (found,) = jx.eval_jaxpr(closed.jaxpr, closed.consts, *args)
     np.testing.assert_array_equal(fn(*args), found)
+
+
+def test_what_is_spread_out_again_behind_a_pin_is_sunk_too():
+    """A pin in front of a loop has what the loop reads made again, as a twin."""
+    fn, args = add_row(jnp.ones(8), 16)
+    closed = jax.make_jaxpr(fn)(*args)
+    (spread,) = [e for e in closed.jaxpr.eqns if e.outvars[0].aval.shape == (16, 8)
+                 and not isinstance(e.invars[0], jx.Literal)
+                 and e.primitive is jx.primitives.broadcast_in_dim_p]  # fmt: skip
+    again = jaxprs.clone(spread, env := {})
+    twin = new_twin(spread.outvars[0], again)
+    position = closed.jaxpr.eqns.index(spread) + 1
+    eqns = [jaxprs.substitute(e, env) for e in closed.jaxpr.eqns[position:]]
+    jaxpr = jaxprs.with_equations(closed.jaxpr, [*closed.jaxpr.eqns[:position], twin, *eqns])
+    sunk = jaxprs.remove_dead_code(sink_spreads(jx.ClosedJaxpr(jaxpr, closed.consts)))
+    jx.check_jaxpr(sunk.jaxpr)
+    assert [v.aval.shape for v in find_scan(sunk).invars[:1]] == [(8,)]
+    assert count_spreads(find_scan(sunk)) == count_spreads(find_scan(closed)) + 1

@@ -1,11 +1,11 @@
 """Carriers: which array can carry a tie to an op without a kernel of its own?
 
 Input: a variable that an op reads, and the equations that made it. Output: where to tie it.
-What XLA computes larger than it is, and cuts to size in passing, can not.
 A barrier keeps what it ties in memory, in one layout, and apart from what is on its other
 side. XLA reads views (a transpose, a slice, a change of dtype) as part of the op behind
 them: the tie goes in front of the views, and the views are made again behind it. Elementwise
-ops fuse into what reads them as well, if nothing wants their result in memory.
+ops fuse into what reads them as well, if nothing wants their result in memory. And some results
+XLA computes larger than they are, and cuts them to size as they are read: no tie there either.
 """
 
 import math
@@ -23,8 +23,9 @@ _CONVERSIONS = frozenset(("convert_element_type",))
 _FUSED = _CONVERSIONS | frozenset(("name", "max", "min", "mul", "add", "sub", "neg", "clamp"))
 
 
-# cuBLAS gets dots of 16 bits with sides that are multiples of this.
-_DOT_SIDE = 8
+# The sides of dots in these that XLA hands to cuBLAS are multiples of eight. From 8.0 on it writes
+# most dots itself, but not all (attention over 197 rows, compiled for an H100).
+_PADDED, _SIDE = ("float16", "bfloat16"), 8
 
 
 def is_cut_to_size(eqn: Eqn) -> bool:
@@ -37,14 +38,14 @@ def is_cut_to_size(eqn: Eqn) -> bool:
 def _is_padded_dot(eqn: Eqn) -> bool:
     """Whether a side of the result is not as cuBLAS wants it (XLA's `CublasPadForGemms`)."""
     left, right = (v.aval for v in eqn.invars)
-    if left.dtype.itemsize != 2 or right.dtype.itemsize != 2:
+    if left.dtype.name not in _PADDED or right.dtype.name not in _PADDED:
         return False
     contracted, batch = eqn.params["dimension_numbers"]
     sides = (
         math.prod(n for d, n in enumerate(aval.shape) if d not in (*summed, *mapped))
         for aval, summed, mapped in zip((left, right), contracted, batch, strict=True)
     )
-    return any(side % _DOT_SIDE for side in sides if side > 1)
+    return any(side % _SIDE for side in sides if side > 1)
 
 
 def _is_uneven_gradient(eqn: Eqn) -> bool:
@@ -64,12 +65,12 @@ def _is_uneven_gradient(eqn: Eqn) -> bool:
             strict=True,
         )
     ]
-    for out, taps, size, stride, dilation, (pad, _) in zip(
+    for num_windows, taps, size, stride, dilation, (pad, _) in zip(
         *sizes, params["lhs_dilation"], params["rhs_dilation"], params["padding"], strict=True
     ):
         window = (taps - 1) * dilation + 1
         low = window - 1 - pad
-        least_high = (out - 1) * stride + window - size - low
+        least_high = (num_windows - 1) * stride + window - size - low
         if not least_high <= low < least_high + stride:
             return True
     return False

@@ -129,6 +129,7 @@ class _Pinner:
                 self._open_segment(segment, gates, moved)
                 for copy in self.queued.pop(segment, []):
                     self._start_copy(copy, is_late=True)
+        assert not self.queued, "a copy to the host was never started"
         return self.out, [jaxprs.read(self.env, v) for v in self.outvars]
 
     def _open_segment(self, segment, gates, moved) -> None:
@@ -209,7 +210,7 @@ class _Pinner:
         The heavy op before it, unless one of the next reads that; and reductions.
         """
         inputs = _on_device(eqn.invars)
-        wait, self.put_off = self.put_off, []
+        wait, self.put_off = [v for v in self.put_off if self.uses[v]], []
         is_behind = any(self.depth.get(v, -1) == segment - 1 for v in inputs)
         if not is_behind and not self._is_joined_soon(segment - 1):
             wait = wait + [v for v in self._last_result() if v not in wait]
@@ -307,14 +308,14 @@ class _Pinner:
 
     def _start_copy(self, eqn: Eqn, *, is_late: bool) -> None:
         (source,), (host,) = eqn.invars, eqn.outvars
-        mark = self._choose_mark() if is_late else None
-        if is_late and mark is None:
-            mark = next((v for v in self._alive() if v in self.in_memory), None)
-        if mark is not None and mark is not source:
-            tied = [jaxprs.read(self.env, v) for v in (source, mark)]
-            late, self.env[mark] = self._barrier(*tied)
-            eqn = eqn.replace(invars=[late])
+        marks = [self._choose_mark(), *(v for v in self._alive() if v in self.in_memory)]
+        mark = next((v for v in marks if v is not None and v is not source), None)
+        before = jaxprs.read(self.env, source)
+        if is_late and mark is not None:
+            tied = self._barrier(before, jaxprs.read(self.env, mark))
+            self.env[source], self.env[mark] = tied
         self._emit(eqn, None)
+        self.env[source] = before  # other readers wait for nothing
         self.pending.append((self.spans[host][1], host))
 
     def _emit(self, eqn: Eqn, heavy_index: int | None) -> None:
@@ -326,7 +327,7 @@ class _Pinner:
             depth, self.recent = heavy_index, []
             self.new = set()
         self.new.update(eqn.outvars)
-        last = heavy_index if heavy_index is not None else self._last_heavy
+        last = heavy_index if heavy_index is not None else self._last_depth
         if any(v in self.ledger.reloads for v in eqn.outvars):
             # Nothing but its reader waits for a reload: it may be under way for long.
             self.depth.update(dict.fromkeys(eqn.outvars, depth))
@@ -335,7 +336,7 @@ class _Pinner:
             self.depth[v] = depth
             if depth == last and depth >= 0 and not _compat.is_on_host(v.aval):
                 self.recent.append(v)
-        self._last_heavy = last
+        self._last_depth = last
         self._note_reduction(eqn, inputs)
 
     def _note_reduction(self, eqn: Eqn, inputs: Sequence[Var]) -> None:
@@ -353,4 +354,4 @@ class _Pinner:
     def _largest_input(inputs: Sequence[Var]) -> int:
         return max((jaxprs.size_bytes(v.aval) for v in inputs), default=0)
 
-    _last_heavy = -1
+    _last_depth = -1

@@ -32,6 +32,14 @@ def new_twin(first: Atom, again: Eqn) -> Eqn:
     return again.replace(primitive=twin_p, invars=[first, *again.invars], params=params)
 
 
+def open_twin(eqn: Eqn) -> Eqn:
+    """The equation that a twin makes again; any other as it is."""
+    if eqn.primitive is not twin_p:
+        return eqn
+    params = dict(eqn.params["settings"])
+    return eqn.replace(primitive=eqn.params["op"], invars=eqn.invars[1:], params=params)
+
+
 def is_barrier(eqn: Eqn) -> bool:
     """Whether XLA looks at nothing behind an equation: a pin, or the user's own barrier."""
     return eqn.primitive in (pin_p, jx.optimization_barrier_p)
@@ -49,9 +57,9 @@ def _make_again(first: Any, *operands: Any, op: Any, settings: tuple) -> Any:
     return op.bind(*operands, **dict(settings))
 
 
-def _differentiate_twin(primals, tangents, **params):
-    tangents = [ad.instantiate_zeros(t) for t in tangents]
-    return jax.jvp(lambda *xs: _make_again(*xs, **params), tuple(primals), tuple(tangents))
+def _differentiate_twin(primals, tangents, *, op, settings):
+    # The op's own rule, which may need to see that a tangent is zero; `first` is what it makes.
+    return ad.primitive_jvps[op](primals[1:], tangents[1:], **dict(settings))
 
 
 def _batch_twin(operands, dims, **params):

@@ -61,17 +61,31 @@ def queue_offloads(
     """For each copy to the host, the segment it starts in and the one it is over by.
 
     XLA starts a copy as early as it may. For one more than it has under way at a time it waits
-    for the first of these, long before that one's window ends: such a copy starts later.
+    for the first of these, long before that one's window ends: such a copy starts later, but
+    before anything reads what it copies.
     """
+    read_in = _find_first_reads(eqns, heavy)
     spans: dict[Var, tuple[int, int]] = {}
     segment = 0
     for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
         for host in [v for v in eqn.outvars if v in ledger.copies]:
             end = segment + ledger.copies[host].window_ops - 1
-            free = (t for t in range(segment, end) if _count(spans, t) < _IN_FLIGHT)
+            latest = min(end, read_in.get(host, segment))
+            free = (t for t in range(segment, latest) if _count(spans, t) < _IN_FLIGHT)
             spans[host] = (next(free, segment), end)
         segment += is_heavy_op
     return spans
+
+
+def _find_first_reads(eqns: Sequence[Eqn], heavy: Sequence[bool]) -> dict[Var, int]:
+    """The segment in which each variable is read first."""
+    found: dict[Var, int] = {}
+    segment = 0
+    for eqn, is_heavy_op in zip(eqns, heavy, strict=True):
+        for v in jaxprs.variables(eqn.invars):
+            found.setdefault(v, segment)
+        segment += is_heavy_op
+    return found
 
 
 def _count(spans: Mapping[Var, tuple[int, int]], segment: int) -> int:

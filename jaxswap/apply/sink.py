@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, Var, jx
+from jaxswap.apply.pin import open_twin
 
 # How many times larger than what it is made of a constant of a loop has to be.
 _SPREAD = 16
@@ -18,7 +19,7 @@ _SPREAD = 16
 def sink_spreads(closed: Any) -> Any:
     """A program whose loops, at every depth, make by themselves what is spread out for them."""
     jaxpr = closed.jaxpr
-    makers = {e.outvars[0]: e for e in jaxpr.eqns if _spreads(e)}
+    makers = {e.outvars[0]: e for e in map(open_twin, jaxpr.eqns) if _spreads(e)}
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive is jx.scan_p:

@@ -17,6 +17,7 @@ from jaxswap import _compat
 from jaxswap.apply import heavy, jaxprs
 from jaxswap.apply.jaxprs import Atom, Eqn, Var, jx
 from jaxswap.apply.marks import VALUE
+from jaxswap.apply.pin import open_twin
 from jaxswap.model import compute
 from jaxswap.model.kernel import KernelCost
 from jaxswap.program import enter, operands
@@ -95,6 +96,7 @@ class Walk:
 
     def visit(self, eqn: Eqn, env: dict[Var, int], phase: Phase) -> None:
         """Adds what one equation does."""
+        eqn = open_twin(eqn)
         primitive, name = eqn.primitive, eqn.primitive.name
         called = _compat.called_jaxpr(eqn)
         if called is not None:
