@@ -12,6 +12,7 @@ import os
 import pathlib
 import platform
 import subprocess
+import sys
 import time
 from functools import cache
 from typing import Any
@@ -44,9 +45,16 @@ def write_kept(name: str, sources: str, result: Result) -> Result:
     path.parent.mkdir(parents=True, exist_ok=True)
     full = {**result, "sources": sources, **_circumstances()}
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(full, indent=1) + "\n")
+    part.write_text(_without_places(json.dumps(full, indent=1)) + "\n")
     part.replace(path)
     return full
+
+
+def _without_places(text: str) -> str:
+    """Without where this machine has its packages and this repository: an error may name a file."""
+    for place in (sys.prefix, str(BENCHMARKS.parent)):
+        text = text.replace(f"{place}{os.sep}", "")
+    return text
 
 
 def path_of(name: str) -> pathlib.Path:

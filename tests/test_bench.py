@@ -329,3 +329,9 @@ def test_a_policy_is_compiled_and_needs_less():
     assert again["device_bytes"] < plain["device_bytes"]
     assert again["step_s"] > plain["step_s"]
     json.dumps(found[POLICY])  # plain data
+
+
+def test_what_is_kept_names_no_place_of_the_machine():
+    said = f"{sys.prefix}/lib/pool.py:73 and {kept.BENCHMARKS.parent}/jaxswap/cli.py"
+    kept.write_kept("bench/x", "s", {"said": said})
+    assert kept.read_kept("bench/x", "s")["said"] == "lib/pool.py:73 and jaxswap/cli.py"
