@@ -8,7 +8,6 @@ ops fuse into what reads them as well, if nothing wants their result in memory. 
 XLA computes larger than they are, and cuts them to size as they are read: no tie there either.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 
@@ -23,37 +22,15 @@ _CONVERSIONS = frozenset(("convert_element_type",))
 _FUSED = _CONVERSIONS | frozenset(("name", "max", "min", "mul", "add", "sub", "neg", "clamp"))
 
 
-# The sides of dots in these that XLA hands to cuBLAS are multiples of eight. From 8.0 on it writes
-# most dots itself, but not all (attention over 197 rows, compiled for an H100).
-_PADDED, _SIDE = ("float16", "bfloat16"), 8
-
-
 def is_cut_to_size(eqn: Eqn) -> bool:
-    """Whether XLA computes an op's result larger than it is, and cuts it as it is read."""
-    if eqn.primitive is jx.dot_p:
-        return _is_padded_dot(eqn)
-    return eqn.primitive is jx.conv_p and _is_uneven_gradient(eqn)
+    """Whether XLA computes an op's result larger than it is, and cuts it as it is read.
 
-
-def _is_padded_dot(eqn: Eqn) -> bool:
-    """Whether a side of the result is not as cuBLAS wants it (XLA's `CublasPadForGemms`)."""
-    left, right = (v.aval for v in eqn.invars)
-    if left.dtype.name not in _PADDED or right.dtype.name not in _PADDED:
-        return False
-    contracted, batch = eqn.params["dimension_numbers"]
-    sides = (
-        math.prod(n for d, n in enumerate(aval.shape) if d not in (*summed, *mapped))
-        for aval, summed, mapped in zip((left, right), contracted, batch, strict=True)
-    )
-    return any(side % _SIDE for side in sides if side > 1)
-
-
-def _is_uneven_gradient(eqn: Eqn) -> bool:
-    """Whether it is the gradient of a strided convolution that was padded unevenly.
-
-    cuDNN pads both sides alike: XLA's `ConvPaddingLegalization` enlarges the gradient by what one
-    side lacks. Sizes below are of the convolution that it is the gradient of.
+    That is the gradient of a strided convolution that was padded unevenly: cuDNN pads both sides
+    alike, so XLA's `ConvPaddingLegalization` enlarges it by what one side lacks. Sizes below are
+    of the convolution that it is the gradient of.
     """
+    if eqn.primitive is not jx.conv_p:
+        return False
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     if set(params["lhs_dilation"]) == {1}:
         return False
