@@ -1,9 +1,11 @@
 """Sources: what does a result depend on, and did any of it change?
 
-Input: the name of a workload, or nothing. Output: a digest of the files that a result comes from.
+Input: the name of a workload, or nothing. Output: a digest of the code that a result comes from:
+comments, docstrings and layout do not count.
 Sources are read anew each time: they may change while a long benchmark runs.
 """
 
+import ast
 import hashlib
 import inspect
 import os
@@ -28,6 +30,7 @@ _JUDGE = (
     "model/capability.py",
 )
 _DIGITS = 12
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def digest_model(workload: str) -> str:
@@ -50,7 +53,7 @@ def digest_jaxswap() -> str:
 
 def digest_text(text: str) -> str:
     """Of anything that can be written down."""
-    return _digest(text.encode())
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def _digest_files(paths: tuple[str, ...]) -> str:
@@ -61,8 +64,13 @@ def _digest_files(paths: tuple[str, ...]) -> str:
 @lru_cache(maxsize=64)
 def _digest_unchanged(paths: tuple[str, ...], stamps: tuple[tuple[int, int], ...]) -> str:
     """Of files that are not read again as long as their stamps are the same."""
-    return _digest(b"\n".join(pathlib.Path(path).read_bytes() for path in paths))
+    return digest_text("\n".join(_find_code(pathlib.Path(path).read_text()) for path in paths))
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_DIGITS]
+def _find_code(source: str) -> str:
+    """What a source says to Python, in one way of writing it, without what it says to readers."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)

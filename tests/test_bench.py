@@ -152,7 +152,7 @@ def copied(tmp_path, monkeypatch):
 
 
 def change(path) -> None:
-    path.write_text(path.read_text() + "\n# changed\n")
+    path.write_text(path.read_text() + "\nCHANGED = True\n")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,14 @@ def test_a_cell_is_as_old_as_what_it_depends_on(copied, changed, policy_stays, p
     change(copied / changed)
     after = digest_cell(POLICY), digest_cell(PLANNED)
     assert (before[0] == after[0], before[1] == after[1]) == (policy_stays, plan_stays)
+
+
+def test_what_sources_say_to_their_readers_does_not_count(copied):
+    before = digest_cell(PLANNED)
+    path = copied / "plan" / "greedy.py"
+    code = path.read_text().split('"""', 2)[2]
+    path.write_text('"""Another opening."""\n# And a comment.\n\n' + code)
+    assert digest_cell(PLANNED) == before
 
 
 def test_a_result_of_older_sources_is_shown_as_such(copied):
