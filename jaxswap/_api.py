@@ -5,15 +5,13 @@ arguments, and goes round again until the *compiled* step is within the budget.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from jaxswap._config import cache_dir, find_versions
-from jaxswap._confirm import Adjust, Search, confirm_plan, mark_confirmed
+from jaxswap._confirm import Adjust, Compile, Search, confirm_plan, mark_confirmed
+from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
-from jaxswap.apply.place import trace_step
 from jaxswap.apply.step import apply_decisions, apply_traced
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
@@ -23,8 +21,8 @@ from jaxswap.plan.budget import Budget, parse_budget
 from jaxswap.plan.cache import PlanCache
 from jaxswap.plan.plan import Plan, make_plan, redecide
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import fingerprint_step, make_program
-from jaxswap.verify.verify import Verified, verify
+from jaxswap.program.trace import fingerprint_step
+from jaxswap.verify.verify import Verified, verify_together
 
 # Forecast bytes that are this near may fit once compiled: the step itself is compiled first.
 _NEARLY = 1.15
@@ -76,33 +74,31 @@ def plan(
     if host_budget is not None:
         host_bytes = parse_budget(host_budget, target, name="host_budget")
     find_planner(planner)  # an unknown one is an error before anything is traced
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
     return plan_to_beat(
-        math.inf, fn, args, target, parse_budget(budget, target), planner=planner,
-        donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-        host_bytes=host_bytes, confirm=confirm, seed=seed, time_limit_s=time_limit_s,
-        cache=cache, progress=progress,
+        math.inf, Step(fn=fn, make_args=lambda: args, donated=donated, device=target),
+        parse_budget(budget, target), planner=planner, host_bytes=host_bytes, confirm=confirm,
+        seed=seed, time_limit_s=time_limit_s, cache=cache, progress=progress,
     )  # fmt: skip
 
 
 def plan_to_beat(
-    to_beat_s: float, fn: Callable, args: tuple, target: Device, budget_bytes: int, *,
-    planner: str, donated: tuple[int, ...], seed: int, progress: Progress | None,
-    host_bytes: int | None = None, confirm: bool = True, time_limit_s: float | None = None,
-    cache: bool = True,
+    to_beat_s: float, step: Step, budget_bytes: int, *, planner: str, seed: int,
+    progress: Progress | None, host_bytes: int | None = None, confirm: bool = True,
+    time_limit_s: float | None = None, cache: bool = True,
 ) -> Plan:  # fmt: skip
     """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`."""
-    asked = (planner, seed, time_limit_s, host_bytes, confirm, donated)
+    fn, args = step.fn, step.make_args()
+    asked = (planner, seed, time_limit_s, host_bytes, confirm, step.donated)
     with shown_progress("planning", progress) as show:
         show(0, 0, "tracing the step")
-        plans = _open_cache(fn, args, target, asked) if cache else None
+        plans = _open_cache(fn, args, step.device, asked) if cache else None
         known = plans.load(budget_bytes) if plans else None
         if known is not None:
             return known
-        traced = trace_step(fn, args, {})  # once, for all plans that are tried
-        given = jax.tree.leaves([args[number] for number in donated])
         problem = Problem(
-            program=make_program(traced, given, target),
-            device=target,
+            program=step.program,
+            device=step.device,
             budget_bytes=budget_bytes,
             host_budget_bytes=host_bytes,
         )
@@ -117,18 +113,20 @@ def plan_to_beat(
             decisions = adjust_decisions(allowed, found.decisions, aim_bytes)
             return None if decisions is None else redecide(problem, found, decisions)
 
-        def compile_plan(found: Plan) -> Verified:
-            show(0, 0, f"compiling for {target.name}")
-            step, options = fn, None
-            if not found.is_empty:
-                step = apply_traced(
-                    fn, traced, found.all_decisions, rest_as_written=found.rest_as_written
-                )
-                options = found.compiler_options()
-            return verify(step, *args, device=target, donate_argnums=donated, options=options)
+        def as_planned(found: Plan) -> tuple[Callable, Mapping[str, Any] | None]:
+            if found.is_empty:
+                return fn, None
+            rest = found.rest_as_written
+            planned = apply_traced(fn, step.traced, found.all_decisions, rest_as_written=rest)
+            return planned, found.compiler_options()
+
+        def compile_plans(tried: Sequence[Plan]) -> list[Verified]:
+            show(0, 0, f"compiling for {step.device.name}")
+            steps = [as_planned(each) for each in tried]
+            return verify_together(steps, args, step.device, step.donated)
 
         if confirm:
-            found = _search_and_confirm(problem, search, adjust, compile_plan, to_beat_s)
+            found = _search_and_confirm(problem, search, adjust, compile_plans, to_beat_s)
         else:
             found = search(budget_bytes)
     if plans is None:
@@ -146,15 +144,15 @@ def _search_and_confirm(
     problem: Problem,
     search: Search,
     adjust: Adjust,
-    compile_plan: Callable[[Plan], Verified],
+    compile_plans: Compile,
     to_beat_s: float,
 ) -> Plan:
     budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
     if budget_bytes < peak_bytes <= _NEARLY * budget_bytes:
-        verified = compile_plan(empty := search(peak_bytes, 1.0))
+        [verified] = compile_plans([empty := search(peak_bytes, 1.0)])
         if verified.device_bytes <= budget_bytes:
             return mark_confirmed(empty, verified)
-    return confirm_plan(search, compile_plan, budget_bytes, to_beat_s, adjust)
+    return confirm_plan(search, compile_plans, budget_bytes, to_beat_s, adjust)
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:

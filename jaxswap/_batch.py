@@ -19,6 +19,7 @@ from jaxswap._api import plan_to_beat
 from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
 from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
 from jaxswap._units import format_bytes
 from jaxswap.model.device import Device, Progress
@@ -28,7 +29,6 @@ from jaxswap.plan.base import find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import trace_program
 
 _QUICK = "exact"
 _MAX_GROWTH = 8  # times the largest size that fits as it is written
@@ -97,6 +97,7 @@ class _Search:
     report: Progress
 
     def __post_init__(self):
+        self.step_at = cache(self._make_step)  # what is traced of a size serves all its plans
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
         self.plans: dict[int, Plan | None] = {}  # confirmed; None if none fits and is fast
@@ -136,11 +137,13 @@ class _Search:
             device=self.device.name,
         )
 
+    def _make_step(self, size: int) -> Step:
+        make_args = lambda: tuple(self.make_args(size))
+        return Step(fn=self.fn, make_args=make_args, donated=self.donated, device=self.device)
+
     def _trace(self, size: int) -> Problem:
         self.report(0, 1, f"tracing batch {size}")
-        program = trace_program(
-            self.fn, *self.make_args(size), donate_argnums=self.donated, device=self.device
-        )
+        program = self.step_at(size).program
         problem = Problem(program=program, device=self.device, budget_bytes=self.budget_bytes)
         tracks = problem.timeline.tracks
         rates = [t.recompute_s / t.kept_bytes for t in tracks if t.recompute_s and t.kept_bytes]
@@ -225,9 +228,8 @@ class _Search:
         self.report(0, 1, f"planning and compiling batch {size}")
         try:
             return plan_to_beat(
-                self._find_to_beat_s(size), self.fn, tuple(self.make_args(size)), self.device,
-                self.budget_bytes, planner=self.planner, donated=self.donated, seed=self.seed,
-                progress=self.report,
+                self._find_to_beat_s(size), self.step_at(size), self.budget_bytes,
+                planner=self.planner, seed=self.seed, progress=self.report,
             )  # fmt: skip
         except (BudgetInfeasibleError, TooSlowError):
             return None
