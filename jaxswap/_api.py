@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxswap._collect import rare_collections
 from jaxswap._config import cache_dir, find_versions
 from jaxswap._confirm import Adjust, Compile, Search, confirm_plan, mark_confirmed
 from jaxswap._step import Step
@@ -90,7 +91,7 @@ def plan_to_beat(
     """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`."""
     fn, args = step.fn, step.make_args()
     asked = (planner, seed, time_limit_s, host_bytes, confirm, step.donated)
-    with shown_progress("planning", progress) as show:
+    with rare_collections(), shown_progress("planning", progress) as show:
         show(0, 0, "tracing the step")
         plans = _open_cache(fn, args, step.device, asked) if cache else None
         known = plans.load(budget_bytes) if plans else None

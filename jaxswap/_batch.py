@@ -17,6 +17,7 @@ import jax
 
 from jaxswap._api import plan_to_beat
 from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
+from jaxswap._collect import rare_collections
 from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap._step import Step
@@ -71,7 +72,7 @@ def choose_batch_size(
     """
     target = Device.detect() if device is None else find_device(device)
     asked = _check_sizes(batch_sizes)
-    with shown_progress("choosing a batch size", progress) as show:
+    with rare_collections(), shown_progress("choosing a batch size", progress) as show:
         search = _Search(
             fn=fn,
             make_args=make_args,
