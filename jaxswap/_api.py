@@ -6,6 +6,7 @@ arguments, and goes round again until the *compiled* step is within the budget.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jaxswap._collect import rare_collections
@@ -22,7 +23,6 @@ from jaxswap.plan.budget import Budget, parse_budget
 from jaxswap.plan.cache import PlanCache
 from jaxswap.plan.plan import Plan, make_plan, redecide
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import fingerprint_step
 from jaxswap.verify.verify import Verified, verify_together
 
 # Forecast bytes that are this near may fit once compiled: the step itself is compiled first.
@@ -76,24 +76,40 @@ def plan(
         host_bytes = parse_budget(host_budget, target, name="host_budget")
     find_planner(planner)  # an unknown one is an error before anything is traced
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
-    return plan_to_beat(
-        math.inf, Step(fn=fn, make_args=lambda: args, donated=donated, device=target),
-        parse_budget(budget, target), planner=planner, host_bytes=host_bytes, confirm=confirm,
-        seed=seed, time_limit_s=time_limit_s, cache=cache, progress=progress,
+    step = Step(fn=fn, make_args=lambda: args, donated=donated, device=target)
+    asked = Asked(
+        planner=planner, seed=seed, time_limit_s=time_limit_s, host_bytes=host_bytes,
+        confirm=confirm,
     )  # fmt: skip
+    budget_bytes = parse_budget(budget, target)
+    return plan_to_beat(math.inf, step, budget_bytes, asked, progress, cache=cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a plan is asked for besides its step and its budget; see `plan`."""
+
+    planner: str
+    seed: int = 0
+    time_limit_s: float | None = None
+    host_bytes: int | None = None
+    confirm: bool = True
 
 
 def plan_to_beat(
-    to_beat_s: float, step: Step, budget_bytes: int, *, planner: str, seed: int,
-    progress: Progress | None, host_bytes: int | None = None, confirm: bool = True,
-    time_limit_s: float | None = None, cache: bool = True,
-) -> Plan:  # fmt: skip
+    to_beat_s: float,
+    step: Step,
+    budget_bytes: int,
+    asked: Asked,
+    progress: Progress | None,
+    *,
+    cache: bool = True,
+) -> Plan:
     """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`."""
     fn, args = step.fn, step.make_args()
-    asked = (planner, seed, time_limit_s, host_bytes, confirm, step.donated)
     with rare_collections(), shown_progress("planning", progress) as show:
         show(0, 0, "tracing the step")
-        plans = _open_cache(fn, args, step.device, asked) if cache else None
+        plans = open_cache(step, asked) if cache else None
         known = plans.load(budget_bytes) if plans else None
         if known is not None:
             return known
@@ -101,13 +117,16 @@ def plan_to_beat(
             program=step.program,
             device=step.device,
             budget_bytes=budget_bytes,
-            host_budget_bytes=host_bytes,
+            host_budget_bytes=asked.host_bytes,
         )
 
         def search(aim_bytes: int, slowness: float = 1.0) -> Plan:
             aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
-            limits = {"seed": seed, "time_limit_s": time_limit_s, "progress": show}
-            return make_plan(problem, run_planner(aimed, planner, **limits), seed=seed)
+            found = run_planner(
+                aimed, asked.planner, seed=asked.seed, time_limit_s=asked.time_limit_s,
+                progress=show,
+            )  # fmt: skip
+            return make_plan(problem, found, seed=asked.seed)
 
         def adjust(found: Plan, aim_bytes: int, slowness: float) -> Plan | None:
             allowed = problem.with_slower_link(slowness)
@@ -126,7 +145,7 @@ def plan_to_beat(
             steps = [as_planned(each) for each in tried]
             return verify_together(steps, args, step.device, step.donated)
 
-        if confirm:
+        if asked.confirm:
             found = _search_and_confirm(problem, search, adjust, compile_plans, to_beat_s)
         else:
             found = search(budget_bytes)
@@ -136,8 +155,9 @@ def plan_to_beat(
     return plans.improve(found)
 
 
-def _open_cache(fn: Callable, args: tuple, device: Device, asked: tuple) -> PlanCache:
-    parts = {"step": fingerprint_step(fn, *args), "device": device, "asked": asked}
+def open_cache(step: Step, asked: Asked) -> PlanCache:
+    """The plans that were made of a step before, if they were asked for in the same way."""
+    parts = {"step": step.fingerprint, "device": step.device, "asked": (asked, step.donated)}
     return PlanCache(cache_dir() / "plans", parts | find_versions())
 
 

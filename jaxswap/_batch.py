@@ -8,14 +8,15 @@ planned as asked for, compiled, and compared by replay, and so on from the best 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
 
-from jaxswap._api import plan_to_beat
+from jaxswap._api import Asked, open_cache, plan_to_beat
 from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
 from jaxswap._collect import rare_collections
 from jaxswap._confirm import TooSlowError
@@ -30,6 +31,7 @@ from jaxswap.plan.base import find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
+from jaxswap.verify.verify import begin_verifying
 
 _QUICK = "exact"
 _MAX_GROWTH = 8  # times the largest size that fits as it is written
@@ -72,16 +74,20 @@ def choose_batch_size(
     """
     target = Device.detect() if device is None else find_device(device)
     asked = _check_sizes(batch_sizes)
-    with rare_collections(), shown_progress("choosing a batch size", progress) as show:
+    with (
+        rare_collections(),
+        shown_progress("choosing a batch size", progress) as show,
+        ThreadPoolExecutor(1) as pool,
+    ):
         search = _Search(
             fn=fn,
             make_args=make_args,
             device=target,
             budget_bytes=parse_budget(DEFAULT_SHARE if budget is None else budget, target),
-            planner=find_planner(planner).name,
+            asked=Asked(planner=find_planner(planner).name, seed=seed),
             donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-            seed=seed,
             report=show,
+            pool=pool,
         )
         return search.run(asked)
 
@@ -92,10 +98,10 @@ class _Search:
     make_args: Callable[[int], Sequence[Any]]
     device: Device
     budget_bytes: int
-    planner: str
+    asked: Asked
     donated: tuple[int, ...]
-    seed: int
     report: Progress
+    pool: Executor
 
     def __post_init__(self):
         self.step_at = cache(self._make_step)  # what is traced of a size serves all its plans
@@ -121,7 +127,8 @@ class _Search:
         forecasts |= {b: b / bounds[b] for b in self.plans if b not in forecasts}
         first = batch.choose_best({b: r for b, r in forecasts.items() if b in fitting} or forecasts)
         known = {size: self._find_rate(size) for size in self.plans}
-        rates = batch.climb(first, forecasts, known, self._find_rate)
+        begin = lambda missing: self._begin(b for b in missing if b in fitting)
+        rates = batch.climb(first, forecasts, known, self._find_rate, begin)
         if not rates:
             raise self._explain_nothing_fits(min(sizes))
         unplanned = [b for b in rates if self._plan(b).is_empty]
@@ -171,6 +178,7 @@ class _Search:
         fitting = int((self.budget_bytes - low) / per_sample) + first[0]
         sizes = asked or batch.list_sizes(max(fitting, 1) * _MAX_GROWTH)
         if middle := [b for b in sizes if b <= fitting]:
+            self._begin([max(middle)])
             self.problem_at(max(middle))
         return sizes
 
@@ -181,7 +189,7 @@ class _Search:
         problem = self.problem_at(size)
         self.report(0, 1, f"planning batch {size}")
         try:
-            return run_planner(problem, _QUICK, seed=self.seed).forecast.step_s
+            return run_planner(problem, _QUICK, seed=self.asked.seed).forecast.step_s
         except BudgetInfeasibleError:
             return None
 
@@ -225,12 +233,20 @@ class _Search:
         assert plan is not None
         return plan
 
+    def _begin(self, sizes: Iterable[int]) -> None:
+        """Has sizes compiled as they are written, unless known, while they are traced."""
+        for size in sizes:
+            step = self.step_at(size)
+            if open_cache(step, self.asked).load(self.budget_bytes) is None:
+                self.report(0, 1, f"compiling batch {size}")
+                begin_verifying(step.fn, step.make_args(), step.device, step.donated, self.pool)
+
     def _compile(self, size: int) -> Plan | None:
         self.report(0, 1, f"planning and compiling batch {size}")
         try:
             return plan_to_beat(
-                self._find_to_beat_s(size), self.step_at(size), self.budget_bytes,
-                planner=self.planner, seed=self.seed, progress=self.report,
+                self._find_to_beat_s(size), self.step_at(size), self.budget_bytes, self.asked,
+                self.report,
             )  # fmt: skip
         except (BudgetInfeasibleError, TooSlowError):
             return None

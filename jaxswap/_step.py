@@ -15,7 +15,7 @@ import jax
 from jaxswap.apply.place import TracedStep, trace_step
 from jaxswap.model.device import Device
 from jaxswap.program.ir import Program
-from jaxswap.program.trace import make_program
+from jaxswap.program.trace import fingerprint_step, make_program
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +44,11 @@ class Step:
     def program(self) -> Program:
         """The step as a program for its device."""
         return self._looked_at[1]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same step on the same shapes."""
+        return fingerprint_step(self.fn, *self.make_args())
 
     @cached_property
     def _looked_at(self) -> tuple[TracedStep, Program]:

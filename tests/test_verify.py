@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +208,38 @@ def test_of_the_same_steps_together_one_is_compiled(jobs):
     assert first is again is not other
     assert ask() == [first, other, first]
     assert len(jobs) == 2
+
+
+def test_who_asks_for_what_is_being_compiled_waits_for_that(jobs, monkeypatch):
+    compile_here, may_go_on = target.compile_here, threading.Event()
+
+    def compile_slowly(*job):
+        may_go_on.wait()
+        return compile_here(*job)
+
+    monkeypatch.setattr(target, "compile_here", compile_slowly)
+    args, t4 = (shape(8),), Device.named("t4")
+    with ThreadPoolExecutor(2) as pool:
+        begun = target.begin_compiling(jnp.sin, args, t4, pool)
+        asked = target.begin_compiling(jnp.sin, args, t4, pool)
+        may_go_on.set()
+        assert target.compile_for(jnp.sin, args, t4) is begun.result() is asked.result()
+    assert len(jobs) == 1
+
+
+def test_what_fails_in_another_thread_is_tried_again_by_who_needs_it(jobs, monkeypatch):
+    compile_here, args, t4 = target.compile_here, (shape(8),), Device.named("t4")
+
+    def fail(*job):
+        raise CompileError("no memory left")
+
+    monkeypatch.setattr(target, "compile_here", fail)
+    with ThreadPoolExecutor(1) as pool:
+        begun = target.begin_compiling(jnp.sin, args, t4, pool)
+        with pytest.raises(CompileError, match="no memory left"):
+            begun.result()
+    monkeypatch.setattr(target, "compile_here", compile_here)
+    assert target.compile_for(jnp.sin, args, t4).hlo_text == "module 1"
 
 
 @pytest.mark.gpu_compile

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -34,7 +34,7 @@ _OPTIONS = {"xla_gpu_autotune_level": 0}
 _UNTUNED = "Couldn't find output tile sizes"
 # The latest answers: as many as a plan may take to be confirmed, and few enough to hold.
 _MAX_ANSWERS = 24
-_answers: dict[str, "Compiled"] = {}
+_answers: dict[str, "Future[Compiled]"] = {}
 _answers_lock = threading.Lock()
 # More would wait for each other's memory rather than for a core.
 _MAX_AT_ONCE = 2
@@ -107,18 +107,31 @@ def compile_together(
     All are lowered in the calling thread, whose settings of JAX are its own, each while those
     before it are compiled in others. The last has no need of another thread.
     """
+    *others, (fn, options) = steps
     with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
-        begun: dict[str, Future[Compiled]] = {}
-        jobs = []
-        for number, (fn, options) in enumerate(steps, 1):
-            lowered = _compat.lower_for_gpu(as_jitted(fn, donate_argnums), args)
-            jobs.append(job := _prepare(lowered, device, options))
-            if number < len(steps) and job.key not in begun:
-                begun[job.key] = pool.submit(_answer, job)
-        if jobs[-1].key not in begun:
-            begun[jobs[-1].key] = done = Future()
-            done.set_result(_answer(jobs[-1]))
-        return [begun[job.key].result() for job in jobs]
+        begun = [
+            begin_compiling(each, args, device, pool, donate_argnums=donate_argnums, options=asked)
+            for each, asked in others
+        ]
+        last = compile_for(fn, args, device, donate_argnums=donate_argnums, options=options)
+        return [*(each.result() for each in begun), last]
+
+
+def begin_compiling(
+    fn: Callable,
+    args: tuple,
+    device: Device,
+    pool: Executor,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+) -> "Future[Compiled]":
+    """`compile_for` in a thread of a pool; the function is lowered in the calling thread.
+
+    Who asks for the same meanwhile waits for that answer.
+    """
+    lowered = _compat.lower_for_gpu(as_jitted(fn, donate_argnums), args)
+    return pool.submit(_answer, _prepare(lowered, device, options))
 
 
 def compile_lowered(
@@ -157,17 +170,25 @@ def _prepare(lowered: Any, device: Device, options: Mapping[str, Any] | None) ->
 
 
 def _answer(job: _Job) -> Compiled:
-    """What the compiler says, or has said before; from any thread."""
+    """What the compiler says, has said before, or is about to say in another thread."""
+    own: Future[Compiled] = Future()
     with _answers_lock:
         known = _answers.get(job.key)
+        if known is None:
+            while len(_answers) >= _MAX_ANSWERS:
+                del _answers[next(iter(_answers))]
+            _answers[job.key] = own
     if known is not None:
-        return known
+        return known.result()
     compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
-    answer = compile_code(job.code, job.target, job.options)
-    with _answers_lock:
-        while len(_answers) >= _MAX_ANSWERS:
-            del _answers[next(iter(_answers))]
-        _answers[job.key] = answer
+    try:
+        answer = compile_code(job.code, job.target, job.options)
+    except BaseException as error:
+        with _answers_lock:  # who asks again may have more luck
+            _answers.pop(job.key, None)
+        own.set_exception(error)
+        raise
+    own.set_result(answer)
     return answer
 
 

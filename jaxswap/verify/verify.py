@@ -8,6 +8,7 @@ otherwise replayed from the compiled schedule; `time_is` says which.
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -23,7 +24,13 @@ from jaxswap.plan.plan import Plan
 from jaxswap.verify.hlo import Module, parse_module
 from jaxswap.verify.memory import MemoryCurve, memory_curve
 from jaxswap.verify.replay import Timeline, replay
-from jaxswap.verify.target import Compiled, as_jitted, compile_together, compiled_from
+from jaxswap.verify.target import (
+    Compiled,
+    as_jitted,
+    begin_compiling,
+    compile_together,
+    compiled_from,
+)
 
 _MEASURED_RUNS = 5
 
@@ -172,6 +179,17 @@ def verify_together(
         return [_verify_attached(fn, args, device, donated, options) for fn, options in steps]
     compiled = compile_together(steps, args, device, donate_argnums=donated)
     return [_replay_compiled(each, device) for each in compiled]
+
+
+def begin_verifying(
+    fn: Callable, args: tuple, device: Device, donated: tuple[int, ...], pool: Executor
+) -> None:
+    """Has a step compiled in a pool that will be verified soon; not where it is also timed.
+
+    If the compiler fails, whoever verifies the step is told.
+    """
+    if not _is_attached(device):
+        begin_compiling(fn, args, device, pool, donate_argnums=donated)
 
 
 def _replay_compiled(compiled: Compiled, device: Device) -> Verified:
