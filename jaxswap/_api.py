@@ -5,28 +5,26 @@ arguments, and goes round again until the *compiled* step is within the budget.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
+from jaxswap._attempt import Asked, Attempts
 from jaxswap._collect import rare_collections
 from jaxswap._config import cache_dir, find_versions
-from jaxswap._confirm import Adjust, Compile, Search, confirm_plan, mark_confirmed
+from jaxswap._confirm import confirm_plan, mark_confirmed
 from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
-from jaxswap.apply.step import apply_decisions, apply_traced
+from jaxswap.apply.step import apply_decisions
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
-from jaxswap.plan.adjust import adjust as adjust_decisions
-from jaxswap.plan.base import find_planner, run_planner
+from jaxswap.plan.base import Solution, find_planner
 from jaxswap.plan.budget import Budget, parse_budget
 from jaxswap.plan.cache import PlanCache
-from jaxswap.plan.plan import Plan, make_plan, redecide
+from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
-from jaxswap.verify.verify import Verified, verify_together
 
 # Forecast bytes that are this near may fit once compiled: the step itself is compiled first.
-_NEARLY = 1.15
+NEARLY = 1.15
 
 
 def plan(
@@ -85,17 +83,6 @@ def plan(
     return plan_to_beat(math.inf, step, budget_bytes, asked, progress, cache=cache)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a plan is asked for besides its step and its budget; see `plan`."""
-
-    planner: str
-    seed: int = 0
-    time_limit_s: float | None = None
-    host_bytes: int | None = None
-    confirm: bool = True
-
-
 def plan_to_beat(
     to_beat_s: float,
     step: Step,
@@ -104,51 +91,39 @@ def plan_to_beat(
     progress: Progress | None,
     *,
     cache: bool = True,
+    known: Solution | None = None,
 ) -> Plan:
-    """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`."""
-    fn, args = step.fn, step.make_args()
+    """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`.
+
+    Args:
+        to_beat_s: seconds of a step from which on a plan is of no use.
+        step: what is planned.
+        budget_bytes: what the compiled step may need.
+        asked: what of the plan.
+        progress: as in `plan`.
+        cache: likewise.
+        known: what that planner answers for this step and budget, where it was asked before.
+    """
+    args = step.make_args()
     with rare_collections(), shown_progress("planning", progress) as show:
         show(0, 0, "tracing the step")
         plans = open_cache(step, asked) if cache else None
-        known = plans.load(budget_bytes) if plans else None
-        if known is not None:
-            return known
+        kept = plans.load(budget_bytes) if plans else None
+        if kept is not None:
+            return kept
         problem = Problem(
             program=step.program,
             device=step.device,
             budget_bytes=budget_bytes,
             host_budget_bytes=asked.host_bytes,
         )
-
-        def search(aim_bytes: int, slowness: float = 1.0) -> Plan:
-            aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
-            found = run_planner(
-                aimed, asked.planner, seed=asked.seed, time_limit_s=asked.time_limit_s,
-                progress=show,
-            )  # fmt: skip
-            return make_plan(problem, found, seed=asked.seed)
-
-        def adjust(found: Plan, aim_bytes: int, slowness: float) -> Plan | None:
-            allowed = problem.with_slower_link(slowness)
-            decisions = adjust_decisions(allowed, found.decisions, aim_bytes)
-            return None if decisions is None else redecide(problem, found, decisions)
-
-        def as_planned(found: Plan) -> tuple[Callable, Mapping[str, Any] | None]:
-            if found.is_empty:
-                return fn, None
-            rest = found.rest_as_written
-            planned = apply_traced(fn, step.traced, found.all_decisions, rest_as_written=rest)
-            return planned, found.compiler_options()
-
-        def compile_plans(tried: Sequence[Plan]) -> list[Verified]:
-            show(0, 0, f"compiling for {step.device.name}")
-            steps = [as_planned(each) for each in tried]
-            return verify_together(steps, args, step.device, step.donated)
-
+        attempts = Attempts(
+            step=step, args=args, asked=asked, problem=problem, known=known, show=show
+        )
         if asked.confirm:
-            found = _search_and_confirm(problem, search, adjust, compile_plans, to_beat_s)
+            found = _search_and_confirm(attempts, to_beat_s)
         else:
-            found = search(budget_bytes)
+            found = attempts.search(budget_bytes)
     if plans is None:
         return found
     plans.store(found)
@@ -161,19 +136,16 @@ def open_cache(step: Step, asked: Asked) -> PlanCache:
     return PlanCache(cache_dir() / "plans", parts | find_versions())
 
 
-def _search_and_confirm(
-    problem: Problem,
-    search: Search,
-    adjust: Adjust,
-    compile_plans: Compile,
-    to_beat_s: float,
-) -> Plan:
+def _search_and_confirm(attempts: Attempts, to_beat_s: float) -> Plan:
+    problem = attempts.problem
     budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
-    if budget_bytes < peak_bytes <= _NEARLY * budget_bytes:
-        [verified] = compile_plans([empty := search(peak_bytes, 1.0)])
+    if budget_bytes < peak_bytes <= NEARLY * budget_bytes:
+        [verified] = attempts.compile_plans([empty := attempts.search(peak_bytes)])
         if verified.device_bytes <= budget_bytes:
             return mark_confirmed(empty, verified)
-    return confirm_plan(search, compile_plans, budget_bytes, to_beat_s, adjust)
+    return confirm_plan(
+        attempts.search, attempts.compile_plans, budget_bytes, to_beat_s, attempts.adjust
+    )
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:

@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 
-from jaxswap._api import Asked, open_cache, plan_to_beat
+from jaxswap._api import NEARLY, open_cache, plan_to_beat
+from jaxswap._attempt import Asked
 from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
 from jaxswap._collect import rare_collections
 from jaxswap._confirm import TooSlowError
@@ -27,7 +28,7 @@ from jaxswap._units import format_bytes
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
 from jaxswap.plan import batch
-from jaxswap.plan.base import find_planner, run_planner
+from jaxswap.plan.base import Solution, find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
@@ -108,6 +109,7 @@ class _Search:
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
         self.plans: dict[int, Plan | None] = {}  # confirmed; None if none fits and is fast
+        self.solved: dict[int, Solution] = {}  # by the planner that is quick
         self.written_slower = 1.0  # than its forecast, compiled as it is written
 
     def run(self, asked: list[int] | None) -> BatchChoice:
@@ -186,10 +188,13 @@ class _Search:
         """Forecast seconds of a size; those that fit as they are need no tracing."""
         if self._is_forecast_to_fit(samples[size]):
             return samples[size].step_s * self.written_slower
+        if samples[size].peak_bytes <= NEARLY * self.budget_bytes:
+            self._begin([size])  # it may fit once compiled, and is looked at next
         problem = self.problem_at(size)
         self.report(0, 1, f"planning batch {size}")
         try:
-            return run_planner(problem, _QUICK, seed=self.asked.seed).forecast.step_s
+            self.solved[size] = run_planner(problem, _QUICK, seed=self.asked.seed)
+            return self.solved[size].forecast.step_s
         except BudgetInfeasibleError:
             return None
 
@@ -243,10 +248,11 @@ class _Search:
 
     def _compile(self, size: int) -> Plan | None:
         self.report(0, 1, f"planning and compiling batch {size}")
+        known = self.solved.get(size) if self.asked.planner == _QUICK else None
         try:
             return plan_to_beat(
                 self._find_to_beat_s(size), self.step_at(size), self.budget_bytes, self.asked,
-                self.report,
+                self.report, known=known,
             )  # fmt: skip
         except (BudgetInfeasibleError, TooSlowError):
             return None

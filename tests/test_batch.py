@@ -11,7 +11,7 @@ import pytest
 
 import jaxswap
 from jaxswap import _batch, _batch_choice
-from jaxswap._api import Asked
+from jaxswap._attempt import Asked
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap.model.device import Device
 from jaxswap.model.simulate import Forecast
