@@ -201,6 +201,23 @@ def test_steps_compiled_together_are_lowered_here_with_the_settings_of_this_thre
         assert given.get("xla_some_option") == (options or {}).get("xla_some_option")
 
 
+def test_the_compiler_follows_the_settings_of_the_thread_that_asks(jobs, monkeypatch):
+    seen, compile_here = [], target.compile_here
+
+    def note(*job):
+        seen.append(_compat.find_compiler_settings())
+        return compile_here(*job)
+
+    monkeypatch.setattr(target, "compile_here", note)
+    own = _compat.find_compiler_settings()
+    changed = own | {"memory_fitting_effort": 0.5, "use_shardy_partitioner": False}
+    steps = [(jnp.sin, None), (jnp.cos, None)]
+    with _compat.use_compiler_settings(changed):
+        target.compile_together(steps, (shape(8),), Device.named("t4"))
+    assert seen == [changed, changed]
+    assert _compat.find_compiler_settings() == own != changed
+
+
 def test_of_the_same_steps_together_one_is_compiled(jobs):
     steps = [(jnp.sin, None), (jnp.cos, None), (jnp.sin, None)]
     ask = lambda: target.compile_together(steps, (shape(8),), Device.named("t4"))

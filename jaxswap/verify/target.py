@@ -147,11 +147,15 @@ def compile_lowered(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What the compiler is asked, and what tells it from other such questions."""
+    """What the compiler is asked, and what tells it from other such questions.
+
+    `settings` are JAX's, in the thread that asks.
+    """
 
     code: bytes
     target: str
     options: Mapping[str, Any]
+    settings: Mapping[str, Any]
     key: str
 
 
@@ -166,7 +170,13 @@ def _prepare(lowered: Any, device: Device, options: Mapping[str, Any] | None) ->
     # Without source positions, which are different at every place that compiles the same step.
     asked = repr((lowered.as_text(), target, sorted(merged.items())))
     key = hashlib.sha256(asked.encode()).hexdigest()
-    return _Job(code=_compat.to_bytecode(lowered), target=target, options=merged, key=key)
+    return _Job(
+        code=_compat.to_bytecode(lowered),
+        target=target,
+        options=merged,
+        settings=_compat.find_compiler_settings(),
+        key=key,
+    )
 
 
 def _answer(job: _Job) -> Compiled:
@@ -182,7 +192,8 @@ def _answer(job: _Job) -> Compiled:
         return known.result()
     compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
     try:
-        answer = compile_code(job.code, job.target, job.options)
+        with _compat.use_compiler_settings(job.settings):
+            answer = compile_code(job.code, job.target, job.options)
     except BaseException as error:
         with _answers_lock:  # who asks again may have more luck
             _answers.pop(job.key, None)
