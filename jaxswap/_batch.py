@@ -32,6 +32,7 @@ from jaxswap.plan.base import Solution, find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
+from jaxswap.verify.target import MAX_AT_ONCE
 from jaxswap.verify.verify import begin_verifying
 
 _QUICK = "exact"
@@ -78,7 +79,7 @@ def choose_batch_size(
     with (
         rare_collections(),
         shown_progress("choosing a batch size", progress) as show,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(MAX_AT_ONCE) as pool,
     ):
         search = _Search(
             fn=fn,

@@ -37,7 +37,7 @@ _MAX_ANSWERS = 24
 _answers: dict[str, "Future[Compiled]"] = {}
 _answers_lock = threading.Lock()
 # More would wait for each other's memory rather than for a core.
-_MAX_AT_ONCE = 2
+MAX_AT_ONCE = 2
 _INSTALL = (
     "Install it with `pip install 'jaxswap[gpu-compile]'` (about 700 MB: jax-cuda13-plugin and "
     "nvidia-cuda-nvcc; no GPU and no CUDA toolkit are needed)."
@@ -108,7 +108,7 @@ def compile_together(
     before it are compiled in others. The last has no need of another thread.
     """
     *others, (fn, options) = steps
-    with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
         begun = [
             begin_compiling(each, args, device, pool, donate_argnums=donate_argnums, options=asked)
             for each, asked in others
