@@ -111,8 +111,10 @@ def measure_pins(row: Row) -> dict[str, Any]:
 def measure_stalls(row: Row, device: str) -> dict[str, Any]:
     """Compiles an offload-only plan whose copies can hide, with hints where they help."""
     workload, plan = _plan_to_fit(row, device)
-    compile_plan = lambda plan: _compile(workload.step, workload, device, plan=plan)
-    _, found = compile_with_hints(plan, compile_plan(plan), compile_plan)
+    compile_plans = lambda plans: [
+        _compile(workload.step, workload, device, plan=each) for each in plans
+    ]
+    _, found = compile_with_hints(plan, *compile_plans([plan]), compile_plans)
     timeline = found.timeline
     late_s = [
         w.duration_s

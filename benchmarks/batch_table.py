@@ -12,6 +12,7 @@ again. `--table` shows what there is, older rows too, and `--write` puts it into
 """
 
 import argparse
+import functools
 import math
 import os
 import pathlib
@@ -64,7 +65,8 @@ def measure_all(panel: Panel, row: Row) -> dict[str, float]:
 
 
 def _ask(panel: Panel) -> tuple[Callable, Callable[[int], tuple]]:
-    return panel.build().step, lambda size: panel.build(batch=size).args
+    build = functools.cache(lambda **changes: panel.build(**changes))  # shapes, and quite slow
+    return build().step, lambda size: build(batch=size).args
 
 
 def _settings(panel: Panel, planner: str) -> dict[str, Any]:

@@ -8,26 +8,23 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from jaxswap._attempt import Asked, Attempts
+from jaxswap._collect import rare_collections
 from jaxswap._config import cache_dir, find_versions
-from jaxswap._confirm import Adjust, Search, confirm_plan, mark_confirmed
+from jaxswap._confirm import confirm_plan, mark_confirmed
+from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
-from jaxswap.apply.place import trace_step
-from jaxswap.apply.step import apply_decisions, apply_traced
+from jaxswap.apply.step import apply_decisions
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
-from jaxswap.plan.adjust import adjust as adjust_decisions
-from jaxswap.plan.base import find_planner, run_planner
+from jaxswap.plan.base import Solution, find_planner
 from jaxswap.plan.budget import Budget, parse_budget
 from jaxswap.plan.cache import PlanCache
-from jaxswap.plan.plan import Plan, make_plan, redecide
+from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import fingerprint_step, make_program
-from jaxswap.verify.verify import Verified, verify
 
 # Forecast bytes that are this near may fit once compiled: the step itself is compiled first.
-_NEARLY = 1.15
+NEARLY = 1.15
 
 
 def plan(
@@ -76,85 +73,79 @@ def plan(
     if host_budget is not None:
         host_bytes = parse_budget(host_budget, target, name="host_budget")
     find_planner(planner)  # an unknown one is an error before anything is traced
-    return plan_to_beat(
-        math.inf, fn, args, target, parse_budget(budget, target), planner=planner,
-        donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-        host_bytes=host_bytes, confirm=confirm, seed=seed, time_limit_s=time_limit_s,
-        cache=cache, progress=progress,
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    step = Step(fn=fn, make_args=lambda: args, donated=donated, device=target)
+    asked = Asked(
+        planner=planner, seed=seed, time_limit_s=time_limit_s, host_bytes=host_bytes,
+        confirm=confirm,
     )  # fmt: skip
+    budget_bytes = parse_budget(budget, target)
+    return plan_to_beat(math.inf, step, budget_bytes, asked, progress, cache=cache)
 
 
 def plan_to_beat(
-    to_beat_s: float, fn: Callable, args: tuple, target: Device, budget_bytes: int, *,
-    planner: str, donated: tuple[int, ...], seed: int, progress: Progress | None,
-    host_bytes: int | None = None, confirm: bool = True, time_limit_s: float | None = None,
+    to_beat_s: float,
+    step: Step,
+    budget_bytes: int,
+    asked: Asked,
+    progress: Progress | None,
+    *,
     cache: bool = True,
-) -> Plan:  # fmt: skip
-    """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`."""
-    asked = (planner, seed, time_limit_s, host_bytes, confirm, donated)
-    with shown_progress("planning", progress) as show:
+    known: Solution | None = None,
+) -> Plan:
+    """`plan`, of what it was asked; `TooSlowError` where no plan takes less than `to_beat_s`.
+
+    Args:
+        to_beat_s: seconds of a step from which on a plan is of no use.
+        step: what is planned.
+        budget_bytes: what the compiled step may need.
+        asked: what of the plan.
+        progress: as in `plan`.
+        cache: likewise.
+        known: what that planner answers for this step and budget, where it was asked before.
+    """
+    args = step.make_args()
+    with rare_collections(), shown_progress("planning", progress) as show:
         show(0, 0, "tracing the step")
-        plans = _open_cache(fn, args, target, asked) if cache else None
-        known = plans.load(budget_bytes) if plans else None
-        if known is not None:
-            return known
-        traced = trace_step(fn, args, {})  # once, for all plans that are tried
-        given = jax.tree.leaves([args[number] for number in donated])
+        plans = open_cache(step, asked) if cache else None
+        kept = plans.load(budget_bytes) if plans else None
+        if kept is not None:
+            return kept
         problem = Problem(
-            program=make_program(traced, given, target),
-            device=target,
+            program=step.program,
+            device=step.device,
             budget_bytes=budget_bytes,
-            host_budget_bytes=host_bytes,
+            host_budget_bytes=asked.host_bytes,
         )
-
-        def search(aim_bytes: int, slowness: float = 1.0) -> Plan:
-            aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
-            limits = {"seed": seed, "time_limit_s": time_limit_s, "progress": show}
-            return make_plan(problem, run_planner(aimed, planner, **limits), seed=seed)
-
-        def adjust(found: Plan, aim_bytes: int, slowness: float) -> Plan | None:
-            allowed = problem.with_slower_link(slowness)
-            decisions = adjust_decisions(allowed, found.decisions, aim_bytes)
-            return None if decisions is None else redecide(problem, found, decisions)
-
-        def compile_plan(found: Plan) -> Verified:
-            show(0, 0, f"compiling for {target.name}")
-            step, options = fn, None
-            if not found.is_empty:
-                step = apply_traced(
-                    fn, traced, found.all_decisions, rest_as_written=found.rest_as_written
-                )
-                options = found.compiler_options()
-            return verify(step, *args, device=target, donate_argnums=donated, options=options)
-
-        if confirm:
-            found = _search_and_confirm(problem, search, adjust, compile_plan, to_beat_s)
+        attempts = Attempts(
+            step=step, args=args, asked=asked, problem=problem, known=known, show=show
+        )
+        if asked.confirm:
+            found = _search_and_confirm(attempts, to_beat_s)
         else:
-            found = search(budget_bytes)
+            found = attempts.search(budget_bytes)
     if plans is None:
         return found
     plans.store(found)
     return plans.improve(found)
 
 
-def _open_cache(fn: Callable, args: tuple, device: Device, asked: tuple) -> PlanCache:
-    parts = {"step": fingerprint_step(fn, *args), "device": device, "asked": asked}
+def open_cache(step: Step, asked: Asked) -> PlanCache:
+    """The plans that were made of a step before, if they were asked for in the same way."""
+    parts = {"step": step.fingerprint, "device": step.device, "asked": (asked, step.donated)}
     return PlanCache(cache_dir() / "plans", parts | find_versions())
 
 
-def _search_and_confirm(
-    problem: Problem,
-    search: Search,
-    adjust: Adjust,
-    compile_plan: Callable[[Plan], Verified],
-    to_beat_s: float,
-) -> Plan:
+def _search_and_confirm(attempts: Attempts, to_beat_s: float) -> Plan:
+    problem = attempts.problem
     budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
-    if budget_bytes < peak_bytes <= _NEARLY * budget_bytes:
-        verified = compile_plan(empty := search(peak_bytes, 1.0))
+    if budget_bytes < peak_bytes <= NEARLY * budget_bytes:
+        [verified] = attempts.compile_plans([empty := attempts.search(peak_bytes)])
         if verified.device_bytes <= budget_bytes:
             return mark_confirmed(empty, verified)
-    return confirm_plan(search, compile_plan, budget_bytes, to_beat_s, adjust)
+    return confirm_plan(
+        attempts.search, attempts.compile_plans, budget_bytes, to_beat_s, attempts.adjust
+    )
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:

@@ -8,27 +8,32 @@ planned as asked for, compiled, and compared by replay, and so on from the best 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
 
-from jaxswap._api import plan_to_beat
+from jaxswap._api import NEARLY, open_cache, plan_to_beat
+from jaxswap._attempt import Asked
 from jaxswap._batch_choice import BatchChoice, BatchRow, give_reason
+from jaxswap._collect import rare_collections
 from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
 from jaxswap._units import format_bytes
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
 from jaxswap.plan import batch
-from jaxswap.plan.base import find_planner, run_planner
+from jaxswap.plan.base import Solution, find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
-from jaxswap.program.trace import trace_program
+from jaxswap.verify.target import MAX_AT_ONCE
+from jaxswap.verify.verify import begin_verifying
 
 _QUICK = "exact"
 _MAX_GROWTH = 8  # times the largest size that fits as it is written
@@ -71,16 +76,20 @@ def choose_batch_size(
     """
     target = Device.detect() if device is None else find_device(device)
     asked = _check_sizes(batch_sizes)
-    with shown_progress("choosing a batch size", progress) as show:
+    with (
+        rare_collections(),
+        shown_progress("choosing a batch size", progress) as show,
+        ThreadPoolExecutor(MAX_AT_ONCE) as pool,
+    ):
         search = _Search(
             fn=fn,
             make_args=make_args,
             device=target,
             budget_bytes=parse_budget(DEFAULT_SHARE if budget is None else budget, target),
-            planner=find_planner(planner).name,
+            asked=Asked(planner=find_planner(planner).name, seed=seed),
             donated=(donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-            seed=seed,
             report=show,
+            pool=pool,
         )
         return search.run(asked)
 
@@ -91,15 +100,17 @@ class _Search:
     make_args: Callable[[int], Sequence[Any]]
     device: Device
     budget_bytes: int
-    planner: str
+    asked: Asked
     donated: tuple[int, ...]
-    seed: int
     report: Progress
+    pool: Executor
 
     def __post_init__(self):
+        self.step_at = cache(self._make_step)  # what is traced of a size serves all its plans
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
         self.plans: dict[int, Plan | None] = {}  # confirmed; None if none fits and is fast
+        self.solved: dict[int, Solution] = {}  # by the planner that is quick
         self.written_slower = 1.0  # than its forecast, compiled as it is written
 
     def run(self, asked: list[int] | None) -> BatchChoice:
@@ -119,7 +130,8 @@ class _Search:
         forecasts |= {b: b / bounds[b] for b in self.plans if b not in forecasts}
         first = batch.choose_best({b: r for b, r in forecasts.items() if b in fitting} or forecasts)
         known = {size: self._find_rate(size) for size in self.plans}
-        rates = batch.climb(first, forecasts, known, self._find_rate)
+        begin = lambda missing: self._begin(b for b in missing if b in fitting)
+        rates = batch.climb(first, forecasts, known, self._find_rate, begin)
         if not rates:
             raise self._explain_nothing_fits(min(sizes))
         unplanned = [b for b in rates if self._plan(b).is_empty]
@@ -136,11 +148,13 @@ class _Search:
             device=self.device.name,
         )
 
+    def _make_step(self, size: int) -> Step:
+        make_args = lambda: tuple(self.make_args(size))
+        return Step(fn=self.fn, make_args=make_args, donated=self.donated, device=self.device)
+
     def _trace(self, size: int) -> Problem:
         self.report(0, 1, f"tracing batch {size}")
-        program = trace_program(
-            self.fn, *self.make_args(size), donate_argnums=self.donated, device=self.device
-        )
+        program = self.step_at(size).program
         problem = Problem(program=program, device=self.device, budget_bytes=self.budget_bytes)
         tracks = problem.timeline.tracks
         rates = [t.recompute_s / t.kept_bytes for t in tracks if t.recompute_s and t.kept_bytes]
@@ -167,6 +181,7 @@ class _Search:
         fitting = int((self.budget_bytes - low) / per_sample) + first[0]
         sizes = asked or batch.list_sizes(max(fitting, 1) * _MAX_GROWTH)
         if middle := [b for b in sizes if b <= fitting]:
+            self._begin([max(middle)])
             self.problem_at(max(middle))
         return sizes
 
@@ -174,10 +189,13 @@ class _Search:
         """Forecast seconds of a size; those that fit as they are need no tracing."""
         if self._is_forecast_to_fit(samples[size]):
             return samples[size].step_s * self.written_slower
+        if samples[size].peak_bytes <= NEARLY * self.budget_bytes:
+            self._begin([size])  # it may fit once compiled, and is looked at next
         problem = self.problem_at(size)
         self.report(0, 1, f"planning batch {size}")
         try:
-            return run_planner(problem, _QUICK, seed=self.seed).forecast.step_s
+            self.solved[size] = run_planner(problem, _QUICK, seed=self.asked.seed)
+            return self.solved[size].forecast.step_s
         except BudgetInfeasibleError:
             return None
 
@@ -221,13 +239,21 @@ class _Search:
         assert plan is not None
         return plan
 
+    def _begin(self, sizes: Iterable[int]) -> None:
+        """Has sizes compiled as they are written, unless known, while they are traced."""
+        for size in sizes:
+            step = self.step_at(size)
+            if open_cache(step, self.asked).load(self.budget_bytes) is None:
+                self.report(0, 1, f"compiling batch {size}")
+                begin_verifying(step.fn, step.make_args(), step.device, step.donated, self.pool)
+
     def _compile(self, size: int) -> Plan | None:
         self.report(0, 1, f"planning and compiling batch {size}")
+        known = self.solved.get(size) if self.asked.planner == _QUICK else None
         try:
             return plan_to_beat(
-                self._find_to_beat_s(size), self.fn, tuple(self.make_args(size)), self.device,
-                self.budget_bytes, planner=self.planner, donated=self.donated, seed=self.seed,
-                progress=self.report,
+                self._find_to_beat_s(size), self.step_at(size), self.budget_bytes, self.asked,
+                self.report, known=known,
             )  # fmt: skip
         except (BudgetInfeasibleError, TooSlowError):
             return None

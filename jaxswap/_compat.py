@@ -310,6 +310,34 @@ def to_bytecode(lowered: Any) -> bytes:
     return buffer.getvalue()
 
 
+_COMPILER_SETTINGS = (
+    "use_shardy_partitioner",
+    "exec_time_optimization_effort",
+    "memory_fitting_effort",
+    "optimization_level",
+    "memory_fitting_level",
+    "enable_remat_opt_pass",
+)
+
+
+def find_compiler_settings() -> dict[str, Any]:
+    """Settings of JAX that `compile_stablehlo` follows, as they are in this thread."""
+    from jax._src import config
+
+    return {name: getattr(config, name).value for name in _COMPILER_SETTINGS}
+
+
+@contextlib.contextmanager
+def use_compiler_settings(settings: Mapping[str, Any]):
+    """Has this thread follow the settings of another."""
+    from jax._src import config
+
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            stack.enter_context(getattr(config, name)(value))
+        yield
+
+
 def compile_stablehlo(code: bytes, target_config: str, options: Mapping[str, Any]) -> Any:
     """Compiles StableHLO bytecode for the GPUs that `target_config` describes.
 

@@ -17,7 +17,7 @@ on what XLA makes of it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxswap._errors import BudgetInfeasibleError
@@ -61,8 +61,8 @@ Adjust = Callable[[Plan, int, float], Plan | None]
 """The plan with a few more values gone, for a number of bytes, on such a link; None if none is."""
 
 
-Compile = Callable[[Plan], Verified]
-"""Compiles the step under a plan."""
+Compile = Callable[[Sequence[Plan]], Sequence[Verified]]
+"""Compiles the step under each of some plans, which is faster together than one by one."""
 Fitting = tuple[Plan, Verified]
 """A plan whose compiled step is within the budget, and that step."""
 
@@ -88,7 +88,7 @@ class _Lower(NamedTuple):
 
 def confirm_plan(
     search: Search,
-    compile_plan: Compile,
+    compile_plans: Compile,
     budget_bytes: int,
     to_beat_s: float = math.inf,
     adjust: Adjust | None = None,
@@ -97,7 +97,7 @@ def confirm_plan(
 
     Args:
         search: raises `BudgetInfeasibleError` where no plan fits.
-        compile_plan: compiles the step under a plan.
+        compile_plans: compiles the step under each of some plans.
         budget_bytes: what the compiled step may need.
         to_beat_s: seconds of a step from which on a plan is of no use; a step that fits as it is
             written is an answer whatever it takes.
@@ -125,12 +125,12 @@ def confirm_plan(
             forecast.append(error)
             continue
         try:
-            fitting = _fit(first, ways, compile_plan, best, limit_s)
+            fitting = _fit(first, ways, compile_plans, best, limit_s)
         except BudgetInfeasibleError as error:
             compiled.append(error)
             continue
         if fitting is not None:
-            found = compile_with_hints(*fitting, compile_plan, limit_s)
+            found = compile_with_hints(*fitting, compile_plans, limit_s)
             best = min(best or found, found, key=_step_s)
     if best is None and (failed := compiled or forecast):  # the compiler knows better
         raise min(failed, key=lambda each: each.floor_bytes or math.inf)
@@ -175,7 +175,7 @@ def _can_win(verified: Verified, limit_s: float) -> bool:
 def _fit(
     found: Plan,
     ways: _Ways,
-    compile_plan: Compile,
+    compile_plans: Compile,
     best: Fitting | None,
     limit_s: float,
 ) -> Fitting | None:
@@ -186,9 +186,9 @@ def _fit(
     if not _is_promising(found, best, limit_s):
         return None
     if found.names("recompute") and not found.names("offload"):
-        first, spare = _settle_rest(found, compile_plan)
+        first, spare = _settle_rest(found, compile_plans)
     else:
-        first, spare = (found, compile_plan(found)), None
+        first, spare = (found, _compile_one(compile_plans, found)), None
     excess_bytes = first[1].device_bytes - found.budget_bytes
     tries = [ways]
     if ways.adjust and 0 < excess_bytes <= _LITTLE * found.budget_bytes:
@@ -198,7 +198,7 @@ def _fit(
     for each in tries:
         to_beat_s = min([limit_s, *map(_step_s, fitting)])
         try:
-            got = _fit_in_rounds(*first, each, compile_plan, best, to_beat_s)
+            got = _fit_in_rounds(*first, each, compile_plans, best, to_beat_s)
         except BudgetInfeasibleError as error:
             failed.append(error)
             continue
@@ -208,18 +208,24 @@ def _fit(
     return min(fitting, key=_step_s, default=None)
 
 
-def _settle_rest(found: Plan, compile_plan: Compile) -> tuple[Fitting, Fitting | None]:
+def _settle_rest(found: Plan, compile_plans: Compile) -> tuple[Fitting, Fitting | None]:
     """Leaves what no decision is about as written, or makes it again on demand: the faster way.
 
     What is far too large is not chosen if left as written. Returns the chosen way, and the other if
     that fits as it is.
     """
     eased = dataclasses.replace(found, rest_as_written=True)
-    ways = [(found, compile_plan(found)), (eased, compile_plan(eased))]
+    plans = [found, eased]
+    ways = list(zip(plans, compile_plans(plans), strict=True))
     near = [each for each in ways if each[1].device_bytes <= _NEAR * found.budget_bytes]
     chosen = min(near or ways[:1], key=_step_s)
     (other,) = (each for each in ways if each is not chosen)
     return chosen, other if other[1].device_bytes <= found.budget_bytes else None
+
+
+def _compile_one(compile_plans: Compile, found: Plan) -> Verified:
+    [verified] = compile_plans([found])
+    return verified
 
 
 def _step_s(fitting: Fitting) -> float:
@@ -230,7 +236,7 @@ def _fit_in_rounds(
     found: Plan,
     verified: Verified,
     ways: _Ways,
-    compile_plan: Compile,
+    compile_plans: Compile,
     best: Fitting | None,
     limit_s: float,
 ) -> Fitting | None:
@@ -241,16 +247,16 @@ def _fit_in_rounds(
     for done in range(1, ROUNDS + 1):
         is_last = is_last or done == ROUNDS
         if verified.device_bytes <= budget_bytes:
-            return _use_room(ways.search, compile_plan, found, verified, aim, limit_s)
+            return _use_room(ways.search, compile_plans, found, verified, aim, limit_s)
         if not _can_win(verified, limit_s):
             return None
         needs.append(verified.device_bytes)
         lower = None if is_last else _search_lower(ways, found, verified, aim)
         if overlaps and found.names("offload") and _should_wait(found, verified, lower, limit_s):
             waiting = dataclasses.replace(found, overlaps=False)
-            again = compile_plan(waiting)
+            again = _compile_one(compile_plans, waiting)
             if again.device_bytes <= budget_bytes:
-                return _use_room(ways.search, compile_plan, waiting, again, aim, limit_s)
+                return _use_room(ways.search, compile_plans, waiting, again, aim, limit_s)
             needs.append(again.device_bytes)
             if not is_last and again.device_bytes * _NEAR < verified.device_bytes:
                 higher = _search_lower(ways, found, again, aim)
@@ -263,7 +269,7 @@ def _fit_in_rounds(
             return None
         is_eased = is_eased and not found.names("offload")
         found = dataclasses.replace(found, overlaps=overlaps, rest_as_written=is_eased)
-        verified = compile_plan(found)
+        verified = _compile_one(compile_plans, found)
     raise BudgetInfeasibleError(
         f"No plan fits `budget={format_bytes(budget_bytes)}` once compiled: the lowest of those "
         f"tried needs {format_bytes(min(needs))}. Raise `budget` to that.",
@@ -273,7 +279,7 @@ def _fit_in_rounds(
 
 def _use_room(
     search: Callable[[int], Plan],
-    compile_plan: Compile,
+    compile_plans: Compile,
     found: Plan,
     verified: Verified,
     aim: int,
@@ -295,7 +301,7 @@ def _use_room(
         larger = dataclasses.replace(
             larger, overlaps=found.overlaps, rest_as_written=found.rest_as_written
         )
-        again = compile_plan(larger)
+        again = _compile_one(compile_plans, larger)
         if again.device_bytes > budget_bytes:
             per_byte = (higher - aim) / (again.device_bytes - verified.device_bytes)
         elif again.timeline.step_s < verified.timeline.step_s:
@@ -373,7 +379,7 @@ def _should_go_on_waiting(
 def compile_with_hints(
     found: Plan,
     verified: Verified,
-    compile_plan: Compile,
+    compile_plans: Compile,
     to_beat_s: float = math.inf,
 ) -> tuple[Plan, Verified]:
     """The plan with hints for XLA's scheduler where they help, and its compiled step.
@@ -381,7 +387,7 @@ def compile_with_hints(
     Args:
         found: a plan without hints.
         verified: its compiled step.
-        compile_plan: compiles the step under a plan.
+        compile_plans: compiles the step under each of some plans.
         to_beat_s: seconds of a step below which it is of use. Hints help less each time: where
             as much again in every round is too little, there is no other.
     """
@@ -391,7 +397,7 @@ def compile_with_hints(
         if _stall_share(verified) <= _WAITS or not _can_win(verified, to_beat_s):
             break
         hinted = dataclasses.replace(found, hints=hints)
-        again = compile_plan(hinted)
+        again = _compile_one(compile_plans, hinted)
         gain_s = verified.timeline.step_s - again.timeline.step_s
         if gain_s <= 0 or again.device_bytes > found.budget_bytes:
             break

@@ -11,6 +11,7 @@ import pytest
 
 import jaxswap
 from jaxswap import _batch, _batch_choice
+from jaxswap._attempt import Asked
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
 from jaxswap.model.device import Device
 from jaxswap.model.simulate import Forecast
@@ -18,6 +19,7 @@ from jaxswap.model.transfer import transfer_s
 from jaxswap.plan import batch
 from jaxswap.plan.batch import Sample
 from jaxswap.plan.plan import Plan
+from jaxswap.verify import target
 
 T4 = Device.named("t4")
 
@@ -159,6 +161,21 @@ def test_what_is_known_is_not_tried_again():
     }
 
 
+def test_of_several_sizes_to_try_all_are_begun_first():
+    log = []
+    rates = {8: 99.0, 16: 100.0, 32: 98.0, 64: 97.0}
+
+    def try_size(size):
+        log.append(size)
+        return rates[size]
+
+    batch.climb(8, rates, {8: 99.0}, try_size, lambda sizes: log.append(sizes))
+    assert log == [[16], 16, [32], 32]
+    log.clear()
+    batch.climb(16, rates, {}, try_size, log.append)
+    assert log == [[8, 16, 32], 8, 16, 32]
+
+
 LAYERS, WIDTH = 8, 512
 WEIGHTS = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
 
@@ -195,6 +212,26 @@ def test_a_size_beyond_what_fits_is_chosen_with_a_plan_where_it_pays():
     assert _batch_choice.as_rows(choice)[0]["batch_size"] == 2
 
 
+@pytest.mark.gpu_compile
+def test_every_step_is_compiled_once_and_none_that_was_chosen_from_before(monkeypatch):
+    """Some are begun ahead of time: these are the ones that are asked for later."""
+    compiled, real = [], target.compile_here
+    monkeypatch.setattr(target, "_answers", {})
+    monkeypatch.setattr(target, "compile_here", lambda *job: compiled.append(job) or real(*job))
+    ask = lambda: jaxswap.choose_batch_size(
+        step, make_args, device="t4", budget="60MiB", planner="greedy",
+        batch_sizes=[2, 4, 8], donate_argnums=0,
+    )  # fmt: skip
+    with jax.enable_x64(True):
+        first = ask()
+    num_compiled = len(compiled)
+    assert len({code for code, *_ in compiled}) == num_compiled > 1
+    target._answers.clear()
+    with jax.enable_x64(True):
+        assert ask() == first
+    assert len(compiled) == num_compiled
+
+
 def test_a_model_that_fits_at_no_batch_says_so():
     with pytest.raises(BudgetInfeasibleError, match=r"No batch size fits .*the smallest, 1, needs"):
         jaxswap.choose_batch_size(step, make_args, device="t4", budget="2MiB")
@@ -221,7 +258,7 @@ def test_a_size_has_to_beat_the_others_and_forecasts_as_written_are_corrected():
     """Batch 8 takes 2 s: 16 have to take less than 4 s, and 1 % more, to be within 1 % of it."""
     search = _batch._Search(
         fn=lambda x: x, make_args=lambda size: (), device=T4, budget_bytes=2**30 + 2**28 * 10,
-        planner="exact", donated=(), seed=0, report=lambda *_: None,
+        asked=Asked(planner="exact"), donated=(), report=lambda *_: None, pool=None,
     )  # fmt: skip
     search.samples = {8: sample(8), 16: sample(16)}
     assert search._find_to_beat_s(16) == math.inf  # nothing is known yet

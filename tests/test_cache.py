@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxswap
-from jaxswap import _api
+from jaxswap import _step
 from jaxswap._config import cache_dir, find_versions
 from jaxswap.apply.decision import Decision
 from jaxswap.model.simulate import Forecast
@@ -134,8 +134,8 @@ ARGS = (
 def test_a_step_is_planned_once(monkeypatch, tmp_path):
     monkeypatch.setenv("JAXSWAP_CACHE_DIR", str(tmp_path))
     traced = []
-    original = _api.trace_step
-    monkeypatch.setattr(_api, "trace_step", lambda *a, **k: traced.append(1) or original(*a, **k))
+    original = _step.trace_step
+    monkeypatch.setattr(_step, "trace_step", lambda *a, **k: traced.append(1) or original(*a, **k))
     ask = lambda **more: jaxswap.plan(
         step, *ARGS, budget="50MiB", device="t4", planner="greedy", confirm=False, **more
     )

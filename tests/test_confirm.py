@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxswap._confirm import TooSlowError, compile_with_hints, confirm_plan
+from jaxswap import _confirm
+from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
 from jaxswap.apply.hints import lengthen_hints, make_hints
@@ -52,6 +53,19 @@ def make_plan(budget_bytes=100, action="keep"):
         budget_bytes=budget_bytes,
         device="t4",
     )
+
+
+def one_by_one(compile_plan):
+    """What compiles several plans, from what compiles one."""
+    return lambda plans: [compile_plan(plan) for plan in plans]
+
+
+def confirm_plan(search, compile_plan, *args, **settings):
+    return _confirm.confirm_plan(search, one_by_one(compile_plan), *args, **settings)
+
+
+def compile_with_hints(found, verified, compile_plan, *args):
+    return _confirm.compile_with_hints(found, verified, one_by_one(compile_plan), *args)
 
 
 class Search:
@@ -114,6 +128,17 @@ def test_the_rest_is_as_written_where_that_is_faster_and_fits(eased, demanded, i
     found = confirm_plan(search, compile_plan, 100)
     assert found.rest_as_written == is_eased
     assert found.compiled_bytes == (eased if is_eased else demanded)[0]
+
+
+def test_both_ways_of_the_rest_are_asked_for_together():
+    asked = []
+
+    def compile_plans(plans):
+        asked.append([plan.rest_as_written for plan in plans])
+        return [Compiled(99, 1.0 if plan.rest_as_written else 1.1) for plan in plans]
+
+    _confirm.confirm_plan(lambda aim, slowness: make_plan(action="recompute"), compile_plans, 100)
+    assert asked == [[False, True]]
 
 
 def test_a_lower_plan_has_its_rest_as_written_too_if_that_was_nearly_enough():

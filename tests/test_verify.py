@@ -4,6 +4,8 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from jaxswap import _compat
 from jaxswap._errors import CompileError, MissingCompilerError, UnknownDeviceError
 from jaxswap.model.device import Device
 from jaxswap.verify import target
-from jaxswap.verify.verify import verify
+from jaxswap.verify.verify import verify, verify_together
 
 MIB = 2**20
 
@@ -150,18 +152,25 @@ def test_a_child_process_compiles_the_same():
     assert child.hlo_text.count("fusion(") == here.hlo_text.count("fusion(")
 
 
-def test_the_same_step_is_compiled_once_and_few_answers_are_held(monkeypatch):
-    jobs = []
+@pytest.fixture
+def jobs(monkeypatch):
+    """What a stand-in for the compiler is given: the code, the options, and in which thread."""
+    found = []
 
     def compile_here(code, config, options):
-        jobs.append(options)
+        found.append((code, options, threading.get_ident()))
         sizes = dict.fromkeys((f.name for f in dataclasses.fields(target.Compiled)), 0)
-        return target.Compiled(**sizes | {"hlo_text": f"module {len(jobs)}", "note": ""})
+        return target.Compiled(**sizes | {"hlo_text": f"module {len(found)}", "note": ""})
 
     for name in ("has_gpu_compiler_plugin", "can_compile_for_gpu_here"):
         monkeypatch.setattr(_compat, name, lambda: True)
+    monkeypatch.setattr(_compat, "to_bytecode", lambda lowered: lowered.as_text())
     monkeypatch.setattr(target, "compile_here", compile_here)
     monkeypatch.setattr(target, "_answers", {})
+    return found
+
+
+def test_the_same_step_is_compiled_once_and_few_answers_are_held(jobs):
     ask = lambda device="t4", **options: target.compile_for(
         lambda x: x @ x, (shape(8, 8),), Device.named(device), options=options
     )
@@ -174,6 +183,105 @@ def test_the_same_step_is_compiled_once_and_few_answers_are_held(monkeypatch):
     assert len(target._answers) == target._MAX_ANSWERS
     assert ask().hlo_text == f"module {len(jobs)}"  # forgotten, and compiled again
     assert len(jobs) == target._MAX_ANSWERS + 4
+
+
+def test_steps_compiled_together_are_lowered_here_with_the_settings_of_this_thread(jobs):
+    lowering = []
+    traced_in = lambda step: lambda x: lowering.append(threading.get_ident()) or step(x)
+    steps = [(traced_in(jnp.sin), None), (traced_in(jnp.cos), {"xla_some_option": 1})]
+    with jax.enable_x64(True):
+        args = (shape(8, dtype=jnp.float64),)
+        found = target.compile_together(steps, args, Device.named("t4"))
+    assert lowering == [threading.get_ident()] * 2
+    assert all("tensor<8xf64>" in code for code, *_ in jobs)
+    assert len({thread for *_, thread in jobs}) == 2  # at once
+    for (_, options), answer, name in zip(steps, found, ("sine", "cosine"), strict=True):
+        code, given, _ = jobs[int(answer.hlo_text.removeprefix("module ")) - 1]
+        assert name in code
+        assert given.get("xla_some_option") == (options or {}).get("xla_some_option")
+
+
+def test_the_compiler_follows_the_settings_of_the_thread_that_asks(jobs, monkeypatch):
+    seen, compile_here = [], target.compile_here
+
+    def note(*job):
+        seen.append(_compat.find_compiler_settings())
+        return compile_here(*job)
+
+    monkeypatch.setattr(target, "compile_here", note)
+    own = _compat.find_compiler_settings()
+    changed = own | {"memory_fitting_effort": 0.5, "use_shardy_partitioner": False}
+    steps = [(jnp.sin, None), (jnp.cos, None)]
+    with _compat.use_compiler_settings(changed):
+        target.compile_together(steps, (shape(8),), Device.named("t4"))
+    assert seen == [changed, changed]
+    assert _compat.find_compiler_settings() == own != changed
+
+
+def test_of_the_same_steps_together_one_is_compiled(jobs):
+    steps = [(jnp.sin, None), (jnp.cos, None), (jnp.sin, None)]
+    ask = lambda: target.compile_together(steps, (shape(8),), Device.named("t4"))
+    first, other, again = ask()
+    assert first is again is not other
+    assert ask() == [first, other, first]
+    assert len(jobs) == 2
+
+
+def test_who_asks_for_what_is_being_compiled_waits_for_that(jobs, monkeypatch):
+    compile_here, may_go_on = target.compile_here, threading.Event()
+
+    def compile_slowly(*job):
+        may_go_on.wait()
+        return compile_here(*job)
+
+    monkeypatch.setattr(target, "compile_here", compile_slowly)
+    args, t4 = (shape(8),), Device.named("t4")
+    with ThreadPoolExecutor(2) as pool:
+        begun = target.begin_compiling(jnp.sin, args, t4, pool)
+        asked = target.begin_compiling(jnp.sin, args, t4, pool)
+        may_go_on.set()
+        assert target.compile_for(jnp.sin, args, t4) is begun.result() is asked.result()
+    assert len(jobs) == 1
+
+
+def test_what_fails_in_another_thread_is_tried_again_by_who_needs_it(jobs, monkeypatch):
+    compile_here, args, t4 = target.compile_here, (shape(8),), Device.named("t4")
+
+    def fail(*job):
+        raise CompileError("no memory left")
+
+    monkeypatch.setattr(target, "compile_here", fail)
+    with ThreadPoolExecutor(1) as pool:
+        begun = target.begin_compiling(jnp.sin, args, t4, pool)
+        with pytest.raises(CompileError, match="no memory left"):
+            begun.result()
+    monkeypatch.setattr(target, "compile_here", compile_here)
+    assert target.compile_for(jnp.sin, args, t4).hlo_text == "module 1"
+
+
+@pytest.mark.gpu_compile
+def test_steps_compiled_together_are_as_one_by_one(monkeypatch):
+    steps = [
+        (step, None),
+        (lambda w, x: step(jnp.sin(w), x), {"xla_gpu_enable_triton_gemm": False}),
+    ]
+    monkeypatch.setattr(target, "_answers", {})
+    together = verify_together(steps, ARGS, Device.named("h100-sxm"), (0,))
+    target._answers.clear()
+    for (fn, options), found in zip(steps, together, strict=True):
+        alone = verify(fn, *ARGS, device="h100-sxm", donate_argnums=0, options=options)
+        assert alone.step_s == found.step_s
+        facts = [dataclasses.replace(v.compiled, hlo_text="") for v in (alone, found)]
+        assert facts[0] == facts[1]
+
+
+@pytest.mark.gpu_compile
+def test_what_the_compiler_refuses_among_others_is_an_error(monkeypatch):
+    monkeypatch.setattr(target, "_answers", {})
+    refused = (step, {"xla_no_such_option": True})
+    for steps in ([refused, (step, None)], [(step, None), refused]):
+        with pytest.raises(CompileError, match="xla_no_such_option"):
+            verify_together(steps, ARGS, Device.named("h100-sxm"), (0,))
 
 
 @pytest.mark.gpu_compile

@@ -125,10 +125,10 @@ def apply_traced(
     rest_as_written: bool = False,
 ) -> Callable:
     """`apply_decisions` to a step that was traced before, for arguments as in that trace."""
-    step = rewrite_traced(traced, decisions, rest_as_written=rest_as_written)
 
     @functools.wraps(fn)
     def applied(*args):
+        step = rewrite_traced(traced, decisions, rest_as_written=rest_as_written)
         out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *jax.tree.leaves(args))
         return jax.tree.unflatten(step.out_tree, out)
 

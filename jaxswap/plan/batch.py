@@ -200,6 +200,7 @@ def climb(
     forecasts: Mapping[int, float],
     known: Mapping[int, float | None],
     try_size: Callable[[int], float | None],
+    begin: Callable[[list[int]], None] = lambda sizes: None,
 ) -> dict[int, float]:
     """Tries a size and its neighbours, and goes on from the best of all until that is the top.
 
@@ -208,6 +209,7 @@ def climb(
         forecasts: samples per second by size.
         known: what was tried before: samples per second, or None for what does not fit.
         try_size: tries a size, likewise. While none fits, smaller ones are tried.
+        begin: told of the sizes that are tried next, to begin with what takes long.
 
     Returns:
         Samples per second of all sizes that were tried and fit.
@@ -220,6 +222,7 @@ def climb(
     best: int | None = first
     while best is not None:
         missing = [b for b in find_neighbours(forecasts, best) if b not in tried]
+        begin(missing)
         tried |= {size: try_size(size) for size in missing}
         rates = {size: rate for size, rate in tried.items() if rate is not None}
         if rates:

@@ -3,7 +3,8 @@
 Input: a function, its arguments and a `Device`. Output: a `Compiled`: the scheduled module
 as text, and the bytes of XLA's own buffer assignment.
 The step is lowered to StableHLO here and compiled for the device's target description, in
-this process where its JAX can do that, otherwise in a child whose environment lets it.
+this process where its JAX can do that, otherwise in a child whose environment lets it. Several
+steps are compiled at once: the compiler takes one core, and leaves Python to others.
 """
 
 import hashlib
@@ -13,7 +14,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,7 +34,10 @@ _OPTIONS = {"xla_gpu_autotune_level": 0}
 _UNTUNED = "Couldn't find output tile sizes"
 # The latest answers: as many as a plan may take to be confirmed, and few enough to hold.
 _MAX_ANSWERS = 24
-_answers: dict[str, "Compiled"] = {}
+_answers: dict[str, "Future[Compiled]"] = {}
+_answers_lock = threading.Lock()
+# More would wait for each other's memory rather than for a core.
+MAX_AT_ONCE = 2
 _INSTALL = (
     "Install it with `pip install 'jaxswap[gpu-compile]'` (about 700 MB: jax-cuda13-plugin and "
     "nvidia-cuda-nvcc; no GPU and no CUDA toolkit are needed)."
@@ -89,6 +95,45 @@ def compile_for(
     return compile_lowered(lowered, device, options=options)
 
 
+def compile_together(
+    steps: Sequence[tuple[Callable, Mapping[str, Any] | None]],
+    args: tuple,
+    device: Device,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+) -> list[Compiled]:
+    """`compile_for` of several functions of the same arguments, each with its XLA options.
+
+    All are lowered in the calling thread, whose settings of JAX are its own, each while those
+    before it are compiled in others. The last has no need of another thread.
+    """
+    *others, (fn, options) = steps
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        begun = [
+            begin_compiling(each, args, device, pool, donate_argnums=donate_argnums, options=asked)
+            for each, asked in others
+        ]
+        last = compile_for(fn, args, device, donate_argnums=donate_argnums, options=options)
+        return [*(each.result() for each in begun), last]
+
+
+def begin_compiling(
+    fn: Callable,
+    args: tuple,
+    device: Device,
+    pool: Executor,
+    *,
+    donate_argnums: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+) -> "Future[Compiled]":
+    """`compile_for` in a thread of a pool; the function is lowered in the calling thread.
+
+    Who asks for the same meanwhile waits for that answer.
+    """
+    lowered = _compat.lower_for_gpu(as_jitted(fn, donate_argnums), args)
+    return pool.submit(_answer, _prepare(lowered, device, options))
+
+
 def compile_lowered(
     lowered: Any, device: Device, *, options: Mapping[str, Any] | None = None
 ) -> Compiled:
@@ -97,6 +142,24 @@ def compile_lowered(
     The same step, once more and with the same options, is answered from memory: who confirms a
     plan and then shows it compiles it once.
     """
+    return _answer(_prepare(lowered, device, options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What the compiler is asked, and what tells it from other such questions.
+
+    `settings` are JAX's, in the thread that asks.
+    """
+
+    code: bytes
+    target: str
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    key: str
+
+
+def _prepare(lowered: Any, device: Device, options: Mapping[str, Any] | None) -> _Job:
     target = device.target_config()
     merged = {**_OPTIONS, **(options or {})}
     if not _compat.has_gpu_compiler_plugin():
@@ -107,13 +170,37 @@ def compile_lowered(
     # Without source positions, which are different at every place that compiles the same step.
     asked = repr((lowered.as_text(), target, sorted(merged.items())))
     key = hashlib.sha256(asked.encode()).hexdigest()
-    if key not in _answers:
-        compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
-        answer = compile_code(_compat.to_bytecode(lowered), target, merged)
-        while len(_answers) >= _MAX_ANSWERS:
-            del _answers[next(iter(_answers))]
-        _answers[key] = answer
-    return _answers[key]
+    return _Job(
+        code=_compat.to_bytecode(lowered),
+        target=target,
+        options=merged,
+        settings=_compat.find_compiler_settings(),
+        key=key,
+    )
+
+
+def _answer(job: _Job) -> Compiled:
+    """What the compiler says, has said before, or is about to say in another thread."""
+    own: Future[Compiled] = Future()
+    with _answers_lock:
+        known = _answers.get(job.key)
+        if known is None:
+            while len(_answers) >= _MAX_ANSWERS:
+                del _answers[next(iter(_answers))]
+            _answers[job.key] = own
+    if known is not None:
+        return known.result()
+    compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
+    try:
+        with _compat.use_compiler_settings(job.settings):
+            answer = compile_code(job.code, job.target, job.options)
+    except BaseException as error:
+        with _answers_lock:  # who asks again may have more luck
+            _answers.pop(job.key, None)
+        own.set_exception(error)
+        raise
+    own.set_result(answer)
+    return answer
 
 
 def as_jitted(fn: Callable, donate_argnums: tuple[int, ...] = ()) -> Any:

@@ -7,7 +7,8 @@ otherwise replayed from the compiled schedule; `time_is` says which.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -23,7 +24,13 @@ from jaxswap.plan.plan import Plan
 from jaxswap.verify.hlo import Module, parse_module
 from jaxswap.verify.memory import MemoryCurve, memory_curve
 from jaxswap.verify.replay import Timeline, replay
-from jaxswap.verify.target import Compiled, as_jitted, compile_for, compiled_from
+from jaxswap.verify.target import (
+    Compiled,
+    as_jitted,
+    begin_compiling,
+    compile_together,
+    compiled_from,
+)
 
 _MEASURED_RUNS = 5
 
@@ -154,13 +161,42 @@ def verify(
     if plan is not None and not plan.is_empty:
         fn = apply_decisions(fn, plan.all_decisions, rest_as_written=plan.rest_as_written)
         options = plan.compiler_options() | dict(options or {})
-    if _is_attached(target):
-        return _verify_attached(fn, args, target, donated, options)
-    compiled = compile_for(fn, args, target, donate_argnums=donated, options=options)
+    [found] = verify_together([(fn, options)], args, target, donated)
+    return found
+
+
+def verify_together(
+    steps: Sequence[tuple[Callable, Mapping[str, Any] | None]],
+    args: tuple,
+    device: Device,
+    donated: tuple[int, ...],
+) -> list[Verified]:
+    """`verify` of several steps with the same arguments, each with its XLA options.
+
+    They are compiled at once, but one by one where each is also timed.
+    """
+    if _is_attached(device):
+        return [_verify_attached(fn, args, device, donated, options) for fn, options in steps]
+    compiled = compile_together(steps, args, device, donate_argnums=donated)
+    return [_replay_compiled(each, device) for each in compiled]
+
+
+def begin_verifying(
+    fn: Callable, args: tuple, device: Device, donated: tuple[int, ...], pool: Executor
+) -> None:
+    """Has a step compiled in a pool that will be verified soon; not where it is also timed.
+
+    If the compiler fails, whoever verifies the step is told.
+    """
+    if not _is_attached(device):
+        begin_compiling(fn, args, device, pool, donate_argnums=donated)
+
+
+def _replay_compiled(compiled: Compiled, device: Device) -> Verified:
     module = parse_module(compiled.hlo_text)
-    timeline = replay(module, target)
+    timeline = replay(module, device)
     return Verified(
-        device=target,
+        device=device,
         compiled=compiled,
         module=module,
         step_s=timeline.step_s,
