@@ -152,7 +152,7 @@ def is_interception_installed() -> bool:
     return hasattr(ad.linearize, "__wrapped__")
 
 
-def strip_scopes(source_info: Any, prefix: str) -> Any:
+def strip_scopes(source_info: Any, prefix: str | tuple[str, ...]) -> Any:
     """The source information of an equation without the name scopes that start so."""
     stack = source_info.name_stack
     kept = tuple(e for e in stack.stack if not getattr(e, "name", "").startswith(prefix))
@@ -161,9 +161,9 @@ def strip_scopes(source_info: Any, prefix: str) -> Any:
     return source_info.replace(name_stack=type(stack)(kept))
 
 
-def new_copy_eqn(source: Any, *, to_host: bool) -> Any:
-    """An equation that copies `source` to host memory, or back to the device."""
-    from jax._src import core, dispatch
+def new_copy_eqn(source: Any, *, to_host: bool, scope: str = "") -> Any:
+    """An equation that copies `source` to host memory, or back to the device, in a name scope."""
+    from jax._src import core, dispatch, source_info_util
 
     space = core.MemorySpace.Host if to_host else core.MemorySpace.Device
     params = {
@@ -172,7 +172,10 @@ def new_copy_eqn(source: Any, *, to_host: bool) -> Any:
         "copy_semantics": (dispatch.ArrayCopySemantics.ALWAYS_COPY,),
     }
     target = core.Var(source.aval.update(memory_space=space))
-    return core.new_jaxpr_eqn([source], [target], dispatch.device_put_p, params, set())
+    info = source_info_util.new_source_info()
+    if scope:
+        info = info.replace(name_stack=info.name_stack.extend(scope))
+    return core.new_jaxpr_eqn([source], [target], dispatch.device_put_p, params, set(), info)
 
 
 def is_on_host(aval: Any) -> bool:
@@ -232,6 +235,13 @@ def warn_if_unknown_version() -> None:
             "Check a step with `jaxswap.self_check` before you rely on it.",
             stacklevel=3,
         )
+
+
+def can_have_own_derivative(effects: Any) -> bool:
+    """Whether JAX allows these side effects in a function with a derivative of its own."""
+    from jax._src import effects as effects_lib
+
+    return not effects_lib.custom_derivatives_allowed_effects.filter_not_in(effects)
 
 
 def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
