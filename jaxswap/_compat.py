@@ -237,6 +237,13 @@ def warn_if_unknown_version() -> None:
         )
 
 
+def are_in_order(effects: Any) -> bool:
+    """Whether some of these side effects are in order, which JAX 0.10 threads tokens through."""
+    from jax._src import effects as effects_lib
+
+    return any(effects_lib.ordered_effects.contains(effect) for effect in effects)
+
+
 def can_have_own_derivative(effects: Any) -> bool:
     """Whether JAX allows these side effects in a function with a derivative of its own."""
     from jax._src import effects as effects_lib

@@ -106,6 +106,32 @@ def test_an_offload_for_a_result_of_a_branch_that_nothing_reads_is_reported():
     assert (carry, "not offloaded: nothing of the backward pass reads it") in demoted
 
 
+def test_a_step_with_side_effects_in_order_offloads_nothing():
+    """JAX 0.10 cannot lower both: it counts memory kinds without the tokens of the effects."""
+    seen = []
+
+    def grad(w):
+        def loss(w):
+            h = jnp.sin(jnp.sin(w @ w) @ w)
+            jax.debug.callback(lambda x: seen.append(float(x)), jnp.sum(h), ordered=True)
+            return jnp.sum(h @ w)
+
+        return jax.grad(loss)(w)
+
+    values = name_values(grad, W)
+    assert values
+    assert not any("offload" in v.actions for v in values)
+    decisions = {v.name: OFFLOAD for v in values}
+    rewritten = rewrite_step(grad, decisions, (W,), default="keep", min_heavy_bytes=0)
+    assert rewritten.offloaded == ()
+    reason = "kept: JAX cannot use host memory in a step with side effects in order"
+    assert reason in rewritten.demoted.values()
+    self_check(grad, apply_decisions(grad, decisions, min_heavy_bytes=0), W)
+    jax.effects_barrier()
+    assert len(seen) == 2
+    assert seen[0] == pytest.approx(seen[1])
+
+
 def test_arguments_are_not_offloaded():
     rewritten = rewrite_step(step, {"0/in0": OFFLOAD}, (W,), min_heavy_bytes=0)
     assert rewritten.offloaded == ()

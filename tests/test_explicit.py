@@ -232,6 +232,25 @@ def test_random_programs_and_random_plans(program, seed):
     assert_same(plain(W, X), found, 1e-5)
 
 
+def test_auxiliary_results_that_are_no_arrays_are_passed_on():
+    loss = lambda w, x: (unrolled(w, x), {"text": "a", "number": 3, "hidden": x[:1], "none": None})
+    planned = jaxswap.value_and_grad(loss, has_aux=True, budget=60_000, device="t4", cache=False)
+    (value, aux), grads = planned(W, X)
+    (expected, expected_aux), expected_grads = jax.value_and_grad(loss, has_aux=True)(W, X)
+    assert (aux["text"], aux["number"], aux["none"]) == ("a", 3, None)
+    assert_same(
+        (expected, expected_aux["hidden"], expected_grads), (value, aux["hidden"], grads), 1e-5
+    )
+
+
+def test_a_function_that_is_no_loss_is_refused_where_a_budget_is_given():
+    layer = lambda w, x: jnp.tanh(x @ w[0])
+    with pytest.raises(
+        BadArgumentError, match=r"one number, and this function returns float32\[3,4\]"
+    ):
+        jax.vjp(jaxswap.checkpoint(layer, "1GiB", device="t4"), W, X)
+
+
 def test_jaxs_next_checkpoint_is_refused():
     plan = plan_by(unrolled, W, X, choose=offload_dots)
     jax.config.update("jax_remat3", True)

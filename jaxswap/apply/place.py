@@ -48,7 +48,19 @@ def trace_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> TracedStep:
     with _compat.intercept_differentiation(namer.instrument):
         closed = jax.make_jaxpr(flat_step)(*leaves)
     closed, more = name_residuals(closed, namer.values)
-    return TracedStep(closed=closed, out_tree=out_trees[-1], values=(*namer.values, *more))
+    values = (*namer.values, *more)
+    if not can_have_host_memory(closed):
+        values = tuple(map(_without_offload, values))
+    return TracedStep(closed=closed, out_tree=out_trees[-1], values=values)
+
+
+def can_have_host_memory(closed: Any) -> bool:
+    """Whether JAX can lower a step that uses host memory: not with side effects in order."""
+    return not _compat.are_in_order(closed.effects)
+
+
+def _without_offload(value: NamedValue) -> NamedValue:
+    return dataclasses.replace(value, actions=tuple(a for a in value.actions if a != "offload"))
 
 
 def trace_plain(fn: Callable, args: Sequence[Any], kwargs: dict) -> Any:

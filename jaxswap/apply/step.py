@@ -203,6 +203,7 @@ def rewrite_traced(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
         min_heavy_bytes=min_heavy_bytes,
         rest_as_written=rest_as_written,
+        can_offload=place.can_have_host_memory(traced.closed),
     )
     # What nothing needs, such as the gradient of an input, is not served.
     named = jaxprs.remove_dead_code(place.keep_names(traced.closed, is_wanted))
