@@ -316,8 +316,40 @@ def can_compile_for_gpu_here() -> bool:
 
 
 def lower_for_gpu(jitted: Any, args: tuple) -> Any:
-    """Lowers a jitted function for CUDA, with or without a GPU, to a `jax.stages.Lowered`."""
-    return jitted.trace(*args).lower(lowering_platforms=("cuda",))
+    """Lowers a jitted function for CUDA, with or without a GPU, to a `jax.stages.Lowered`.
+
+    Calls of Python, such as `jax.debug.print`, are bound to a backend that may not be here: they
+    are left out, and what they return is zeros, made when their operands are there.
+    """
+    from jax._src.interpreters import mlir
+
+    traced = jitted.trace(*args)
+    without = mlir.LoweringParameters(override_lowering_rules=_leave_out_callbacks())
+    return traced.lower(lowering_platforms=("cuda",), _private_parameters=without)
+
+
+@functools.cache
+def _leave_out_callbacks() -> Any:
+    import jax
+    import jax.numpy as jnp
+    from jax._src import callback, debugging
+    from jax._src.interpreters import mlir
+
+    def leave_out(ctx: Any, *operands: Any, **params: Any) -> Any:
+        def answer(*xs: Any) -> list:
+            zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
+            return jax.lax.optimization_barrier([*xs, *zeros])[len(xs) :]
+
+        if ctx.tokens_in.effects():  # the effect is not there, and what waits for it goes on
+            ctx.set_tokens_out(ctx.tokens_in)
+        pure = ctx.replace(tokens_in=mlir.TokenSet(), tokens_out=None)
+        return mlir.lower_fun(answer)(pure, *operands) if ctx.avals_out else []
+
+    calls = (
+        debugging.debug_callback_p, debugging.debug_print_p,
+        callback.pure_callback_p, callback.io_callback_p,
+    )  # fmt: skip
+    return tuple((primitive, leave_out) for primitive in calls)
 
 
 def to_bytecode(lowered: Any) -> bytes:
