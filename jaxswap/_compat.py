@@ -237,6 +237,22 @@ def warn_if_unknown_version() -> None:
         )
 
 
+def count_gradients(arrays: Any) -> int:
+    """How many gradients are being taken, one inside another, of what these arrays go into.
+
+    Those that a `jit` is in between of are not seen.
+    """
+    from jax._src.interpreters import ad
+
+    traces: set[int] = set()
+    for array in arrays:
+        while (inner := getattr(array, "primal", getattr(array, "val", None))) is not None:
+            if isinstance(array, ad.LinearizeTracer):
+                traces.add(id(array._trace))
+            array = inner
+    return len(traces)
+
+
 def are_in_order(effects: Any) -> bool:
     """Whether some of these side effects are in order, which JAX 0.10 threads tokens through."""
     from jax._src import effects as effects_lib

@@ -57,7 +57,7 @@ def _check_loss(loss: Any) -> None:
         return
     shown = ", ".join(kind.str_short() for kind in kinds) or "no array"
     raise BadArgumentError(
-        f"`jaxswap.checkpoint` with a budget plans the gradient of a loss, which is one number, and "
+        "`jaxswap.checkpoint` with a budget plans the gradient of a loss, which is one number, and "
         f"this function returns {shown}. Wrap the loss as a whole, with `has_aux=True` if it "
         "returns more; or plan the step that calls this function, with `jaxswap.swap_offload`."
     )

@@ -153,9 +153,9 @@ def map_bodies(eqn: Eqn, change: Callable[[Any], Any]) -> Eqn:
         if isinstance(param, jx.Jaxpr) and not param.constvars:
             return change(jx.ClosedJaxpr(param, ())).jaxpr
         if isinstance(param, tuple | list) and _has_jaxpr(param):
-            changed = [visit(p) for p in param]
-            # A linear solve has its jaxprs in a named tuple.
-            return param._make(changed) if hasattr(param, "_make") else type(param)(changed)
+            # A linear solve has its jaxprs in a named tuple, which takes its parts one by one.
+            make = getattr(param, "_make", type(param))
+            return make(visit(p) for p in param)
         return param
 
     params = {key: visit(param) for key, param in eqn.params.items()}
