@@ -152,7 +152,7 @@ def is_interception_installed() -> bool:
     return hasattr(ad.linearize, "__wrapped__")
 
 
-def strip_scopes(source_info: Any, prefix: str) -> Any:
+def strip_scopes(source_info: Any, prefix: str | tuple[str, ...]) -> Any:
     """The source information of an equation without the name scopes that start so."""
     stack = source_info.name_stack
     kept = tuple(e for e in stack.stack if not getattr(e, "name", "").startswith(prefix))
@@ -161,9 +161,9 @@ def strip_scopes(source_info: Any, prefix: str) -> Any:
     return source_info.replace(name_stack=type(stack)(kept))
 
 
-def new_copy_eqn(source: Any, *, to_host: bool) -> Any:
-    """An equation that copies `source` to host memory, or back to the device."""
-    from jax._src import core, dispatch
+def new_copy_eqn(source: Any, *, to_host: bool, scope: str = "") -> Any:
+    """An equation that copies `source` to host memory, or back to the device, in a name scope."""
+    from jax._src import core, dispatch, source_info_util
 
     space = core.MemorySpace.Host if to_host else core.MemorySpace.Device
     params = {
@@ -172,7 +172,10 @@ def new_copy_eqn(source: Any, *, to_host: bool) -> Any:
         "copy_semantics": (dispatch.ArrayCopySemantics.ALWAYS_COPY,),
     }
     target = core.Var(source.aval.update(memory_space=space))
-    return core.new_jaxpr_eqn([source], [target], dispatch.device_put_p, params, set())
+    info = source_info_util.new_source_info()
+    if scope:
+        info = info.replace(name_stack=info.name_stack.extend(scope))
+    return core.new_jaxpr_eqn([source], [target], dispatch.device_put_p, params, set(), info)
 
 
 def is_on_host(aval: Any) -> bool:
@@ -232,6 +235,36 @@ def warn_if_unknown_version() -> None:
             "Check a step with `jaxswap.self_check` before you rely on it.",
             stacklevel=3,
         )
+
+
+def count_gradients(arrays: Any) -> int:
+    """How many gradients are being taken, one inside another, of what these arrays go into.
+
+    Those that a `jit` is in between of are not seen.
+    """
+    from jax._src.interpreters import ad
+
+    traces: set[int] = set()
+    for array in arrays:
+        while (inner := getattr(array, "primal", getattr(array, "val", None))) is not None:
+            if isinstance(array, ad.LinearizeTracer):
+                traces.add(id(array._trace))
+            array = inner
+    return len(traces)
+
+
+def are_in_order(effects: Any) -> bool:
+    """Whether some of these side effects are in order, which JAX 0.10 threads tokens through."""
+    from jax._src import effects as effects_lib
+
+    return any(effects_lib.ordered_effects.contains(effect) for effect in effects)
+
+
+def can_have_own_derivative(effects: Any) -> bool:
+    """Whether JAX allows these side effects in a function with a derivative of its own."""
+    from jax._src import effects as effects_lib
+
+    return not effects_lib.custom_derivatives_allowed_effects.filter_not_in(effects)
 
 
 def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
@@ -299,8 +332,40 @@ def can_compile_for_gpu_here() -> bool:
 
 
 def lower_for_gpu(jitted: Any, args: tuple) -> Any:
-    """Lowers a jitted function for CUDA, with or without a GPU, to a `jax.stages.Lowered`."""
-    return jitted.trace(*args).lower(lowering_platforms=("cuda",))
+    """Lowers a jitted function for CUDA, with or without a GPU, to a `jax.stages.Lowered`.
+
+    Calls of Python, such as `jax.debug.print`, are bound to a backend that may not be here: they
+    are left out, and what they return is zeros, made when their operands are there.
+    """
+    from jax._src.interpreters import mlir
+
+    traced = jitted.trace(*args)
+    without = mlir.LoweringParameters(override_lowering_rules=_leave_out_callbacks())
+    return traced.lower(lowering_platforms=("cuda",), _private_parameters=without)
+
+
+@functools.cache
+def _leave_out_callbacks() -> Any:
+    import jax
+    import jax.numpy as jnp
+    from jax._src import callback, debugging
+    from jax._src.interpreters import mlir
+
+    def leave_out(ctx: Any, *operands: Any, **params: Any) -> Any:
+        def answer(*xs: Any) -> list:
+            zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
+            return jax.lax.optimization_barrier([*xs, *zeros])[len(xs) :]
+
+        if ctx.tokens_in.effects():  # the effect is not there, and what waits for it goes on
+            ctx.set_tokens_out(ctx.tokens_in)
+        pure = ctx.replace(tokens_in=mlir.TokenSet(), tokens_out=None)
+        return mlir.lower_fun(answer)(pure, *operands) if ctx.avals_out else []
+
+    calls = (
+        debugging.debug_callback_p, debugging.debug_print_p,
+        callback.pure_callback_p, callback.io_callback_p,
+    )  # fmt: skip
+    return tuple((primitive, leave_out) for primitive in calls)
 
 
 def to_bytecode(lowered: Any) -> bytes:

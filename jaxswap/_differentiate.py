@@ -12,6 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxswap._errors import BadArgumentError
+from jaxswap.apply.jaxprs import jx
+
 
 def split_arrays(args: tuple, kwargs: dict) -> tuple[list[Any], Callable]:
     """The arrays among the arguments, and how to put all together again."""
@@ -48,6 +51,18 @@ def find_differentiated(args: tuple, kwargs: dict, argnums: int | Sequence[int])
     return [flag for flag, x in flags if isinstance(x, jax.Array | np.ndarray)]
 
 
+def _check_loss(loss: Any) -> None:
+    kinds = [jax.typeof(x) for x in jax.tree.leaves(loss)]
+    if len(kinds) == 1 and not kinds[0].shape:
+        return
+    shown = ", ".join(kind.str_short() for kind in kinds) or "no array"
+    raise BadArgumentError(
+        "`jaxswap.checkpoint` with a budget plans the gradient of a loss, which is one number, and "
+        f"this function returns {shown}. Wrap the loss as a whole, with `has_aux=True` if it "
+        "returns more; or plan the step that calls this function, with `jaxswap.swap_offload`."
+    )
+
+
 def differentiate(call: Callable, flags: Sequence[bool], has_aux: bool) -> Callable:
     """`value_and_grad` of a function of arrays, with respect to some of them."""
 
@@ -56,9 +71,13 @@ def differentiate(call: Callable, flags: Sequence[bool], has_aux: bool) -> Calla
 
         def loss(*xs: Any) -> Any:
             rest = iter(xs)
-            return call(*(next(rest) if ok else x for ok, x in zip(flags, arrays, strict=True)))
+            out = call(*(next(rest) if ok else x for ok, x in zip(flags, arrays, strict=True)))
+            _check_loss(out[0] if has_aux else out)
+            return out
 
         numbers = tuple(range(len(wanted)))
-        return jax.value_and_grad(loss, argnums=numbers, has_aux=has_aux)(*wanted)
+        out = jax.value_and_grad(loss, argnums=numbers, has_aux=has_aux)(*wanted)
+        # `jax.grad` passes on whatever is auxiliary; a step returns arrays.
+        return [x for x in jax.tree.leaves(out) if jx.valid_jaxtype(x)]
 
     return step

@@ -79,8 +79,9 @@ def checkpoint(
         windows and its reload distances hold for `jaxswap.apply` and `swap_offload`, which do
         better; a plan made here for a budget is not confirmed by the compiler.
         What a branch or a custom derivative saves inside is recomputed, whatever was decided.
-        JAX 0.10 cannot take the gradient of a gradient through an offload, here as with its own
-        policies; `jaxswap.apply` can.
+        JAX 0.10 cannot take the gradient of a gradient through an offload: what was to be
+        offloaded is recomputed there. A `jit` around the inner gradient alone hides the outer one,
+        and JAX fails; `jaxswap.apply` has no such limit.
         With jaxlib 0.10.2 to 0.11.0, values in loops are recomputed or kept where they were to
         be offloaded, with a warning: XLA would read them from the wrong iteration.
 
@@ -185,6 +186,8 @@ def _run(call: Callable, plan: Plan, arrays: Sequence[Any], flags: Sequence[bool
     step = differentiate(call, flags, has_aux)
     check_match(plan, (*values, *_name_others(plan)), step, arrays)
     actions = _settle(plan, values)
+    if _compat.count_gradients(arrays) > 1:
+        actions = _without_offloads(actions, values)
     policy = _make_policy(actions)
     # Inside a loop XLA has nothing to merge a recomputation with.
     on_body = functools.partial(_checkpoint_body, policy=policy)
@@ -234,6 +237,17 @@ def _settle(plan: Plan, values: Sequence[NamedValue]) -> dict[str, Action]:
             stacklevel=4,
         )
     return actions
+
+
+def _without_offloads(
+    actions: dict[str, Action], values: Sequence[NamedValue]
+) -> dict[str, Action]:
+    """What happens where a gradient of the gradient is taken, which JAX has not of an offload."""
+    kinds = {value.name: value for value in values}
+    again: Callable[[str], Action] = lambda name: (
+        "recompute" if "recompute" in kinds[name].actions else "keep"
+    )
+    return {name: again(name) if a == "offload" else a for name, a in actions.items()}
 
 
 def _make_policy(actions: dict[str, Action]) -> Callable:

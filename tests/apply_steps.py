@@ -211,6 +211,27 @@ def accumulation():
     return step, (params, X, Y)
 
 
+def linear_solve():
+    """An implicit layer: what it computes is the solution of a linear system."""
+    params = {"inner": normal(6, 6) / 10, "in": normal(6, 6), "out": normal(6, 4)}
+
+    def solve(apply, b):
+        richardson = lambda _, v: v + b - apply(v)
+        return jax.lax.fori_loop(0, 8, richardson, b)
+
+    def step(params, x):
+        def loss(params):
+            h = jnp.tanh(x @ params["in"])
+            system = lambda v: v + v @ params["inner"]
+            h = jax.lax.custom_linear_solve(system, h, solve, transpose_solve=solve)
+            return jnp.mean(jnp.sin(h @ params["out"]) ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return _sgd(params, grads), x, value
+
+    return step, (params, X)
+
+
 def second_order():
     params = _mlp_params()
 
@@ -363,6 +384,7 @@ STYLES = {
     "custom rule": custom_rule,
     "two losses": two_losses,
     "accumulation": accumulation,
+    "linear solve": linear_solve,
     "second order": second_order,
     "forward over reverse": forward_over_reverse,
     "per example": per_example,

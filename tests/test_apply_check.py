@@ -83,6 +83,55 @@ def test_offloads_of_the_step_as_written_are_not_taken_for_ours():
     self_check(grad, apply_decisions(grad, dict.fromkeys(dots, OFFLOAD), min_heavy_bytes=0), W)
 
 
+def test_an_offload_for_a_result_of_a_branch_that_nothing_reads_is_reported():
+    """To make a branch again takes all of its inputs; of what it returns, some is for nobody."""
+
+    def loss(w):
+        def layer(h, k):
+            wide = lambda h: jnp.tanh(jnp.sin(h @ w) @ w)
+            return jax.lax.cond(k > 0, wide, lambda h: h, h), None
+
+        return jnp.sum(jax.lax.scan(layer, w, jnp.arange(3))[0] ** 2)
+
+    grad = jax.grad(loss)
+    values = name_values(grad, W)
+    residuals = [v.name for v in values if v.name.startswith("0/r")]
+    carry = next(v.name for v in values if v.scope and v.primitive == "input")
+    demoted = set()
+    for name in residuals:
+        decisions = {carry: OFFLOAD, name: Decision(action="recompute")}
+        rewritten = rewrite_step(grad, decisions, (W,), default="keep", min_heavy_bytes=0)
+        assert len(rewritten.offloaded) == count_offloads(rewritten.closed)
+        demoted |= rewritten.demoted.items()
+    assert (carry, "not offloaded: nothing of the backward pass reads it") in demoted
+
+
+def test_a_step_with_side_effects_in_order_offloads_nothing():
+    """JAX 0.10 cannot lower both: it counts memory kinds without the tokens of the effects."""
+    seen = []
+
+    def grad(w):
+        def loss(w):
+            h = jnp.sin(jnp.sin(w @ w) @ w)
+            jax.debug.callback(lambda x: seen.append(float(x)), jnp.sum(h), ordered=True)
+            return jnp.sum(h @ w)
+
+        return jax.grad(loss)(w)
+
+    values = name_values(grad, W)
+    assert values
+    assert not any("offload" in v.actions for v in values)
+    decisions = {v.name: OFFLOAD for v in values}
+    rewritten = rewrite_step(grad, decisions, (W,), default="keep", min_heavy_bytes=0)
+    assert rewritten.offloaded == ()
+    reason = "kept: JAX cannot use host memory in a step with side effects in order"
+    assert reason in rewritten.demoted.values()
+    self_check(grad, apply_decisions(grad, decisions, min_heavy_bytes=0), W)
+    jax.effects_barrier()
+    assert len(seen) == 2
+    assert seen[0] == pytest.approx(seen[1])
+
+
 def test_arguments_are_not_offloaded():
     rewritten = rewrite_step(step, {"0/in0": OFFLOAD}, (W,), min_heavy_bytes=0)
     assert rewritten.offloaded == ()

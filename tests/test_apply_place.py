@@ -220,3 +220,15 @@ def test_a_step_that_was_traced_before_is_rewritten_to_the_same_program():
         for fn in (apply_decisions(step, decisions), apply_traced(step, traced, decisions))
     )
     assert expected == found
+
+
+@pytest.mark.parametrize(
+    ("step", "args", "message"),
+    [
+        (lambda x: (x, "text"), (jnp.ones(2),), r"returns 'text', of type `str`"),
+        (lambda x, mode: x, (jnp.ones(2), "text"), r"gets 'text', of type `str`.* close over it"),
+    ],
+)
+def test_what_is_no_array_is_an_error_that_says_so(step, args, message):
+    with pytest.raises(BadArgumentError, match=message):
+        name_values(step, *args)

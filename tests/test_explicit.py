@@ -140,15 +140,18 @@ def test_any_transformation_differentiates_it():
     assert_same(product(unrolled), jax.jit(lambda: product(planned))(), 1e-5)
 
 
-def test_gradients_of_gradients_work_where_nothing_is_offloaded():
+def test_gradients_of_gradients_recompute_what_was_to_be_offloaded():
     penalty = lambda f: jax.grad(lambda x: jnp.sum(jax.grad(f, argnums=1)(W, x) ** 2))
-    recompute = lambda v: "recompute" if "recompute" in v.actions else "keep"
-    planned = jaxswap.checkpoint(unrolled, plan_by(unrolled, W, X, choose=recompute))
-    assert_same(penalty(unrolled)(X), jax.jit(penalty(planned))(X), 1e-5)
-    # JAX's own policy cannot do it either; `apply` can (`second_order` in apply_steps.py).
-    offloading = jaxswap.checkpoint(unrolled, plan_by(unrolled, W, X, choose=offload_dots))
+    planned = jaxswap.checkpoint(unrolled, plan_by(unrolled, W, X, choose=offload_dots))
+    for derive in (penalty(planned), jax.jit(penalty(planned))):
+        assert_same(penalty(unrolled)(X), derive(X), 1e-5)
+    # One gradient is one, whatever else is around it.
+    once = jax.make_jaxpr(jax.vmap(jax.grad(planned), (None, 0)))(W, jnp.stack([X, X]))
+    assert count_offloads(once)
+    # A `jit` hides the outer gradient, and JAX's own policies cannot do it either.
+    hidden = jax.jit(jax.grad(planned, argnums=1))
     with pytest.raises(ValueError, match=r"Expected cotangent type .* but got .*<host>"):
-        jax.jit(penalty(offloading))(X)
+        jax.grad(lambda x: jnp.sum(hidden(W, x) ** 2))(X)
 
 
 def test_value_and_grad_with_aux_keywords_and_settings():
@@ -230,6 +233,25 @@ def test_random_programs_and_random_plans(program, seed):
         found = planned(W, X)
     plain = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), compiler_options=COMPILE_FAST)
     assert_same(plain(W, X), found, 1e-5)
+
+
+def test_auxiliary_results_that_are_no_arrays_are_passed_on():
+    loss = lambda w, x: (unrolled(w, x), {"text": "a", "number": 3, "hidden": x[:1], "none": None})
+    planned = jaxswap.value_and_grad(loss, has_aux=True, budget=60_000, device="t4", cache=False)
+    (value, aux), grads = planned(W, X)
+    (expected, expected_aux), expected_grads = jax.value_and_grad(loss, has_aux=True)(W, X)
+    assert (aux["text"], aux["number"], aux["none"]) == ("a", 3, None)
+    assert_same(
+        (expected, expected_aux["hidden"], expected_grads), (value, aux["hidden"], grads), 1e-5
+    )
+
+
+def test_a_function_that_is_no_loss_is_refused_where_a_budget_is_given():
+    layer = lambda w, x: jnp.tanh(x @ w[0])
+    with pytest.raises(
+        BadArgumentError, match=r"one number, and this function returns float32\[3,4\]"
+    ):
+        jax.vjp(jaxswap.checkpoint(layer, "1GiB", device="t4"), W, X)
 
 
 def test_jaxs_next_checkpoint_is_refused():

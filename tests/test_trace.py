@@ -297,3 +297,16 @@ def test_of_a_step_whose_loops_stack_values_the_lean_one_is_known(is_scanned, is
     dots = sum(trips for cost, trips in program.lean if cost.matrix_flops)
     # In each of four trips: forward, again, and one for each gradient.
     assert dots == (16 if is_lean else 0)
+
+
+def test_a_call_of_python_without_a_result_is_in_nobodys_way():
+    def loss(ws, x):
+        def body(c, w):
+            h = jnp.tanh(c @ w)
+            jax.debug.callback(lambda shown: None, h)
+            return h, None
+
+        return jnp.sum(jax.lax.scan(body, x, ws)[0])
+
+    program = trace_program(jax.grad(loss), shaped(4, 512, 512), shaped(2048, 512))
+    assert program.candidates

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
 
 from jaxswap import _compat
 from jaxswap._errors import CompileError, MissingCompilerError, UnknownDeviceError
@@ -46,6 +47,33 @@ def test_bytes_are_the_arguments_outputs_and_temporaries():
     assert plain.device_bytes - plain.compiled.temp_bytes == pytest.approx(
         found.device_bytes - found.compiled.temp_bytes + 512 * 512 * 4
     )
+
+
+def call_debug(w):
+    jax.debug.callback(lambda shown: None, w)
+    return w
+
+
+def call_print(w):
+    jax.debug.print("{}", w[0, 0], ordered=True)
+    return w
+
+
+def call_pure(w):
+    return w * jax.pure_callback(lambda: 2.0, shape())
+
+
+def call_ordered(w):
+    return w * io_callback(lambda shown: 2.0, shape(), w[0, 0], ordered=True)
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.parametrize("call", [call_debug, call_print, call_pure, call_ordered])
+def test_a_step_that_calls_python_is_compiled_without_the_call(call):
+    found = verify(lambda w, x: step(call(w), x), *ARGS, device="h100-sxm", donate_argnums=0)
+    plain = verify(step, *ARGS, device="h100-sxm", donate_argnums=0)
+    # A product with what a call returns may be an array of its own.
+    assert plain.device_bytes <= found.device_bytes <= plain.device_bytes + 2 * MIB
 
 
 @pytest.mark.gpu_compile

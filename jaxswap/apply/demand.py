@@ -19,6 +19,7 @@ from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import Action
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
+from jaxswap.apply.marks import COPY
 from jaxswap.apply.pin import new_pin
 from jaxswap.apply.program import Ledger, Part, Program, Served, find_dependents
 from jaxswap.apply.settle import Settler
@@ -143,7 +144,7 @@ class _Server:
         name = self.names.get(var, "")
         decision = self.ledger.decide(name or None)
         if var not in self.host:
-            self.host[var] = _compat.new_copy_eqn(var, to_host=True)
+            self.host[var] = _compat.new_copy_eqn(var, to_host=True, scope=COPY + name)
             self.ledger.offloaded.append(name)
             self.ledger.demoted.pop(name, None)
         (host,) = self.host[var].outvars

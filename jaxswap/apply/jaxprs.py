@@ -152,8 +152,10 @@ def map_bodies(eqn: Eqn, change: Callable[[Any], Any]) -> Eqn:
             return change(param)
         if isinstance(param, jx.Jaxpr) and not param.constvars:
             return change(jx.ClosedJaxpr(param, ())).jaxpr
-        if isinstance(param, tuple | list):
-            return type(param)(visit(p) for p in param) if _has_jaxpr(param) else param
+        if isinstance(param, tuple | list) and _has_jaxpr(param):
+            # A linear solve has its jaxprs in a named tuple, which takes its parts one by one.
+            make = getattr(param, "_make", type(param))
+            return make(visit(p) for p in param)
         return param
 
     params = {key: visit(param) for key, param in eqn.params.items()}

@@ -6,11 +6,13 @@ backward passes start, and which function an equation is of.
 
 from typing import Any
 
+from jaxswap.apply import jaxprs
 from jaxswap.apply.jaxprs import Eqn, jx
 
 VALUE = "jaxswap:value:"
 TURN = "jaxswap:turn:"
 SCOPE = "jaxswap:region:"
+COPY = "jaxswap:copy:"
 
 
 def is_named(eqn: Eqn) -> bool:
@@ -33,5 +35,15 @@ def find_turns(jaxpr: Any) -> list[int]:
 
 def find_functions(eqn: Eqn) -> list[int]:
     """The differentiated functions that an equation is of, by the indices of their turns."""
+    return [int(name) for name in _find_scopes(eqn, SCOPE)]
+
+
+def find_copied(jaxpr: Any) -> set[str]:
+    """The names of the values that a program copies to host memory, at any depth."""
+    found = {name for eqn in jaxpr.eqns for name in _find_scopes(eqn, COPY)}
+    return found.union(*(find_copied(b) for eqn in jaxpr.eqns for b in jaxprs.bodies(eqn)))
+
+
+def _find_scopes(eqn: Eqn, prefix: str) -> list[str]:
     names = (getattr(element, "name", "") for element in eqn.source_info.name_stack.stack)
-    return [int(name.removeprefix(SCOPE)) for name in names if name.startswith(SCOPE)]
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxswap import _compat
+from jaxswap._errors import BadArgumentError
 from jaxswap.apply import jaxprs
 from jaxswap.apply.decision import NamedValue
 from jaxswap.apply.flat import trace_flat
@@ -48,7 +49,19 @@ def trace_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> TracedStep:
     with _compat.intercept_differentiation(namer.instrument):
         closed = jax.make_jaxpr(flat_step)(*leaves)
     closed, more = name_residuals(closed, namer.values)
-    return TracedStep(closed=closed, out_tree=out_trees[-1], values=(*namer.values, *more))
+    values = (*namer.values, *more)
+    if not can_have_host_memory(closed):
+        values = tuple(map(_without_offload, values))
+    return TracedStep(closed=closed, out_tree=out_trees[-1], values=values)
+
+
+def can_have_host_memory(closed: Any) -> bool:
+    """Whether JAX can lower a step that uses host memory: not with side effects in order."""
+    return not _compat.are_in_order(closed.effects)
+
+
+def _without_offload(value: NamedValue) -> NamedValue:
+    return dataclasses.replace(value, actions=tuple(a for a in value.actions if a != "offload"))
 
 
 def trace_plain(fn: Callable, args: Sequence[Any], kwargs: dict) -> Any:
@@ -76,16 +89,28 @@ def keep_names(closed: Any, is_wanted: Callable[[str], bool]) -> Any:
 def _flatten_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> tuple:
     # A new function every time: JAX caches traces by identity, and a trace from the cache
     # is not intercepted.
+    _check_arrays((tuple(args), kwargs), "gets", "Let the step close over it.")
     leaves, tree = jax.tree.flatten((args, kwargs))
     out_trees = []
 
     def flat_step(*xs):
         inner_args, inner_kwargs = jax.tree.unflatten(tree, xs)
-        out, out_tree = jax.tree.flatten(fn(*inner_args, **inner_kwargs))
+        result = fn(*inner_args, **inner_kwargs)
+        _check_arrays(result, "returns", "Leave it out of the results.")
+        out, out_tree = jax.tree.flatten(result)
         out_trees.append(out_tree)
         return out
 
     return leaves, flat_step, out_trees
+
+
+def _check_arrays(tree: Any, verb: str, way_out: str) -> None:
+    for leaf in jax.tree.leaves(tree):
+        if not (jx.valid_jaxtype(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)):
+            raise BadArgumentError(
+                f"The step {verb} {leaf!r:.60}, of type `{type(leaf).__name__}`, and a jitted step "
+                f"takes and returns arrays and numbers. {way_out}"
+            )
 
 
 def name_function(

@@ -25,6 +25,7 @@ class Ledger:
         min_heavy_bytes: ops that touch less are not heavy.
         rest_as_written: whether what nothing is decided about is XLA's to keep or to make again,
             where all that it is made of is kept.
+        can_offload: whether the step may use host memory at all.
         offloaded: names of the values that are really offloaded.
         demoted: names that could not be treated as decided, and why.
         copies: variables in host memory, with the decision that put them there.
@@ -35,6 +36,7 @@ class Ledger:
     decide: Callable[[str | None], Decision]
     min_heavy_bytes: int
     rest_as_written: bool = False
+    can_offload: bool = True
     offloaded: list[str] = field(default_factory=list)
     demoted: dict[str, str] = field(default_factory=dict)
     copies: dict[Var, Decision] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import Any
 from jaxswap import _compat
 from jaxswap.apply import jaxprs, loops, order
 from jaxswap.apply.jaxprs import jx
-from jaxswap.apply.marks import SCOPE, find_functions, find_turns, is_turn
+from jaxswap.apply.marks import COPY, SCOPE, find_copied, find_functions, find_turns, is_turn
 from jaxswap.apply.program import Ledger, Part, Program, find_dependents
 from jaxswap.apply.sink import sink_spreads
 
@@ -22,9 +22,17 @@ def schedule_step(closed: Any, ledger: Ledger) -> Any:
     """Rewrites a traced step as the ledger decides, and checks the result's types."""
     served = jaxprs.remove_dead_code(_serve_all(closed, ledger))
     pinned = order.pin_order(served, ledger)
-    final = remove_traces(jaxprs.remove_dead_code(sink_spreads(pinned)))
+    alive = jaxprs.remove_dead_code(sink_spreads(pinned))
+    _forget_unread(alive, ledger)
+    final = remove_traces(alive)
     jx.check_jaxpr(final.jaxpr)
     return final
+
+
+def _forget_unread(closed: Any, ledger: Ledger) -> None:
+    """Strikes out copies that were dropped: of a branch's inputs, for one, some are for nobody."""
+    copied = find_copied(closed.jaxpr)
+    ledger.offloaded = [name for name in ledger.offloaded if name in copied]
 
 
 def _serve_all(closed: Any, ledger: Ledger) -> Any:
@@ -82,7 +90,7 @@ def remove_traces(closed: Any) -> Any:
             env[eqn.outvars[0]] = eqn.invars[0]
             continue
         eqn = jaxprs.map_bodies(eqn, remove_traces)
-        info = _compat.strip_scopes(eqn.source_info, SCOPE)
+        info = _compat.strip_scopes(eqn.source_info, (SCOPE, COPY))
         eqns.append(eqn if info is eqn.source_info else eqn.replace(source_info=info))
     outvars = [jaxprs.read(env, v) for v in closed.jaxpr.outvars]
     jaxpr = jaxprs.with_equations(closed.jaxpr, eqns, outvars=outvars)

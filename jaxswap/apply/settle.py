@@ -113,6 +113,8 @@ class Settler:
     def _why_not_offload(self, var: Var, decision: Decision) -> str | None:
         if not can_offload(var.aval) or _compat.is_on_host(var.aval):
             return "its type cannot be in host memory"
+        if not self._ledger.can_offload:
+            return "JAX cannot use host memory in a step with side effects in order"
         if not self._program.can_offload:
             return "XLA cannot have it in host memory from within this loop"
         if var in self._arguments and var not in self.producer:

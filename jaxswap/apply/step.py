@@ -19,6 +19,7 @@ from jaxswap.apply.check import check_applied
 from jaxswap.apply.decision import ACTIONS, Action, Decision, NamedValue
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger
+from jaxswap.apply.twice import run_applied
 
 MIN_HEAVY_BYTES = 2**20
 
@@ -102,17 +103,18 @@ def apply_decisions(
     def applied(*args, **kwargs):
         dynamic, rebuild = _split_static(args, kwargs)
         call = lambda *xs: fn(*(inner := rebuild(xs))[0], **inner[1])
+        settings = {"min_heavy_bytes": min_heavy_bytes, "rest_as_written": rest_as_written}
         step = rewrite_step(
             call,
             decisions,
             dynamic,
             default=default,
-            min_heavy_bytes=min_heavy_bytes,
-            rest_as_written=rest_as_written,
             inspect=lambda values: inspect(values, call, dynamic) if inspect else None,
+            **settings,
         )
-        out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *dynamic)
-        return jax.tree.unflatten(step.out_tree, out)
+        kept, otherwise = _without_offloads(decisions), "keep" if default == "offload" else default
+        keep_all = lambda xs: rewrite_step(call, kept, xs, default=otherwise, **settings)
+        return _run(step, keep_all, dynamic)
 
     return applied
 
@@ -125,14 +127,28 @@ def apply_traced(
     rest_as_written: bool = False,
 ) -> Callable:
     """`apply_decisions` to a step that was traced before, for arguments as in that trace."""
+    rewrite = functools.partial(rewrite_traced, traced, rest_as_written=rest_as_written)
+    kept = _without_offloads(decisions)
 
     @functools.wraps(fn)
     def applied(*args):
-        step = rewrite_traced(traced, decisions, rest_as_written=rest_as_written)
-        out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(step.out_tree, out)
+        return _run(rewrite(decisions), lambda xs: rewrite(kept), jax.tree.leaves(args))
 
     return applied
+
+
+def _run(step: AppliedStep, keep_all: Callable, arrays: Sequence[Any]) -> Any:
+    """Runs an applied step; derivatives are taken of the one that `keep_all` gives."""
+    if step.offloaded:
+        out = run_applied(step.closed, lambda xs: keep_all(xs).closed, arrays)
+    else:
+        out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *arrays)
+    return jax.tree.unflatten(step.out_tree, out)
+
+
+def _without_offloads(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    keep = Decision(action="keep")
+    return {n: keep if d.action == "offload" else d for n, d in decisions.items()}
 
 
 def rewrite_step(
@@ -187,6 +203,7 @@ def rewrite_traced(
         decide=lambda name: decisions.get(name, otherwise) if name else unnamed,
         min_heavy_bytes=min_heavy_bytes,
         rest_as_written=rest_as_written,
+        can_offload=place.can_have_host_memory(traced.closed),
     )
     # What nothing needs, such as the gradient of an input, is not served.
     named = jaxprs.remove_dead_code(place.keep_names(traced.closed, is_wanted))

@@ -123,7 +123,7 @@ class Walk:
         name = eqn.primitive.name
         if name in _VIEWS:
             return True
-        if not eqn.invars or isinstance(eqn.invars[0], jx.Literal):
+        if not (eqn.invars and eqn.outvars) or isinstance(eqn.invars[0], jx.Literal):
             return False
         source, target = eqn.invars[0].aval, eqn.outvars[0].aval
         if name == "broadcast_in_dim":
