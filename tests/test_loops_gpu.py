@@ -44,3 +44,37 @@ def test_an_iteration_reloads_for_the_next_beside_its_own_kernels():
     assert in_time.device_bytes <= too_late.device_bytes + slice_bytes + 2**12
     reloaded = in_time.timeline.to_device_bytes - too_late.timeline.to_device_bytes
     assert reloaded == slice_bytes
+
+
+def test_a_body_may_have_as_many_copies_under_way_as_it_makes_values():
+    """By default XLA has two, and waits for one of them to start a third."""
+
+    def step(params, x):
+        def body(c, w):
+            for i in range(4):
+                c = jnp.tanh(c @ w[i])
+            return c, None
+
+        loss = lambda params: jnp.mean(jax.lax.scan(body, x, params)[0] ** 2)
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    args = (SHAPE(8, 4, 2048, 2048), SHAPE(2048, 2048))
+    decision = Decision(action="offload", window_ops=4, reload_ahead_ops=1)
+    names = [v.name for v in name_values(step, *args) if v.scope and v.primitive == "tanh"]
+    applied = apply_decisions(step, dict.fromkeys(names, decision), default="keep")
+    compile_step = lambda options: verify(applied, *args, device="h100-sxm", options=options)
+    by_default = {"xla_gpu_enable_latency_hiding_scheduler": True}
+    assert count_under_way(compile_step(by_default).hlo_text) == 2
+    assert count_under_way(compile_step(overlap_options({})).hlo_text) > 2
+
+
+def count_under_way(hlo_text):
+    """The most copies of slices that are under way at a time."""
+    most = 0
+    for body in hlo_text.split("\n}\n"):
+        now = 0
+        for line in body.splitlines():
+            now += " = " in line and "slice-start" in line.split(" = ")[0]
+            most = max(most, now)
+            now -= " = " in line and "slice-done" in line.split(" = ")[0]
+    return most
