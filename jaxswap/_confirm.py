@@ -392,14 +392,17 @@ def compile_with_hints(
             break
         hinted = dataclasses.replace(found, hints=hints)
         again = compile_plan(hinted)
-        gain_s = verified.timeline.step_s - again.timeline.step_s
-        if gain_s <= 0 or again.device_bytes > found.budget_bytes:
-            break
-        best, verified = hinted, again
-        if again.timeline.step_s - left * gain_s > to_beat_s:
-            break
         moving = [wait for wait in again.timeline.waits if not wait.is_blocking]
-        hints = lengthen_hints(hints, moving)
+        # A reload that came late comes earlier next time; who else gains nothing gains no more.
+        is_late = any(wait.stream == "to_device" for wait in moving)
+        gain_s = verified.timeline.step_s - again.timeline.step_s
+        if again.device_bytes > found.budget_bytes or not (gain_s > 0 or is_late):
+            break
+        if gain_s > 0:
+            best, verified = hinted, again
+            if again.timeline.step_s - left * gain_s > to_beat_s:
+                break
+        hints = lengthen_hints(hints, again.timeline.events, moving)
     return best, verified
 
 

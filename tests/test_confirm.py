@@ -24,6 +24,7 @@ class Event:
     duration_s: float
     is_blocking: bool = False
     size_bytes: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass
@@ -706,8 +707,33 @@ def test_copies_are_hinted_longer_than_they_take_for_they_queue():
 
 def test_the_longest_wait_in_a_loop_counts_once():
     waits = [Event("copy-start.7.0", "to_device", each) for each in (1e-6, 10e-6, 2e-6)]
-    longer = lengthen_hints({"fusion": 2.0, "copy-start.7.0": 10.0}, waits)
-    assert longer == {"fusion": 2.0, "copy-start.7.0": 10.0 + 13.0}
+    events = [Event("copy-start.7.0", "to_device", 10e-6)]
+    longer = lengthen_hints({"fusion": 2.0, "copy-start.7.0": 10.0}, events, waits)
+    assert longer == {"fusion": 2.0, "copy-start.7.0": 11.0 + 13.0}
+
+
+def test_a_copy_that_was_waited_for_is_hinted_to_take_what_starts_beside_it_too():
+    """XLA takes the start of a copy for work as long as the copy."""
+    events = [
+        Event("copy-start.1", "to_device", 10e-6, start_s=0.0),
+        Event("fusion.1", "compute", 4e-6, start_s=0.0),
+        Event("copy-start.2", "to_device", 20e-6, start_s=10e-6),
+        Event("fusion.2", "compute", 4e-6, start_s=10e-6),  # the first was waited for until here
+        Event("copy-start.3", "to_device", 40e-6, start_s=30e-6),
+    ]
+    hints = make_hints(events)
+    waits = [Event("copy-start.1", "to_device", 6e-6)]
+    longer = lengthen_hints(hints, events, waits)
+    assert longer == hints | {"copy-start.1": 11.0 + 22.0 + 1.3 * 6.0}
+
+
+@pytest.mark.parametrize(("stream", "is_found"), [("to_device", True), ("to_host", False)])
+def test_a_late_reload_is_hinted_earlier_even_if_hints_did_not_help_yet(stream, is_found):
+    wait = Event("copy-start.2.0", stream, 1e-3)
+    steps = iter([Compiled(80, 9.0, 0.4, waits=(wait,)), Compiled(80, 6.0)])
+    plan = make_plan(action="offload")
+    best, verified = compile_with_hints(plan, Compiled(80, 8.0, 0.4), lambda _: next(steps))
+    assert (verified.step_s, best is not plan) == ((6.0, True) if is_found else (8.0, False))
 
 
 def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():

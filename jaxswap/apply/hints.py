@@ -6,10 +6,12 @@ name of the instruction, for the compiler (`overlap.py`).
 XLA starts a copy as long ahead of its end as it believes the copy to take, each as if it were
 alone. Copies queue on their link, so some have to start earlier than that: those which the
 replay had to wait for are said to take that much longer, and the step is compiled again. To say
-it of all of them is no remedy: XLA then ends some too early, to start others.
+it of all of them is no remedy: XLA then ends some too early, to start others. XLA also takes the
+start of a copy for work that lasts as long as the copy, and hides others beside it: what starts
+beside a copy that was waited for counts as well.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 # What every copy is said to take longer than it does. Of factors from 0.6 to 3 this one left
@@ -38,6 +40,15 @@ class Timed(Protocol):
         ...
 
 
+class Started(Timed, Protocol):
+    """A kernel or a copy, and when it starts."""
+
+    @property
+    def start_s(self) -> float:
+        """Seconds from the start of the step."""
+        ...
+
+
 def make_hints(events: Iterable[Timed]) -> dict[str, float]:
     """Microseconds of each instruction; of several runs in a loop, of the first.
 
@@ -47,26 +58,48 @@ def make_hints(events: Iterable[Timed]) -> dict[str, float]:
     """
     hints: dict[str, float] = {}
     for event in events:
-        factor = 1.0 if event.stream == "compute" else _QUEUE_FACTOR
-        hints.setdefault(event.name, round(event.duration_s * 1e6 * factor, 1))
+        hints.setdefault(event.name, round(_believed_us(event), 1))
     return hints
 
 
-def lengthen_hints(hints: Mapping[str, float], waits: Iterable[Timed]) -> dict[str, float]:
+def lengthen_hints(
+    hints: Mapping[str, float], events: Sequence[Started], waits: Iterable[Timed]
+) -> dict[str, float]:
     """Hints under which copies that were waited for start earlier, by the longest wait for each.
 
     Args:
         hints: what the schedule was compiled with.
-        waits: of its replay.
+        events: of its replay, in the order they were issued.
+        waits: likewise.
 
     Example:
-        >>> lengthen_hints({"copy-start.1": 5.0}, [])
+        >>> lengthen_hints({"copy-start.1": 5.0}, [], [])
         {'copy-start.1': 5.0}
     """
     longest_s: dict[str, float] = {}
     for wait in waits:
         longest_s[wait.name] = max(wait.duration_s, longest_s.get(wait.name, 0.0))
-    return {
-        name: round(micros + longest_s.get(name, 0.0) * 1e6 * _WAIT_FACTOR, 1)
-        for name, micros in hints.items()
-    }
+    longer = dict(hints)
+    seen: set[str] = set()
+    for index, event in enumerate(events):
+        if event.name in seen or event.name not in longest_s or event.name not in hints:
+            continue
+        seen.add(event.name)
+        beside_us = sum(hints.get(other.name, 0.0) for other in _find_started(events, index))
+        micros = max(hints[event.name], _believed_us(event) + beside_us)
+        longer[event.name] = round(micros + longest_s[event.name] * 1e6 * _WAIT_FACTOR, 1)
+    return longer
+
+
+def _believed_us(event: Timed) -> float:
+    return event.duration_s * 1e6 * (1.0 if event.stream == "compute" else _QUEUE_FACTOR)
+
+
+def _find_started(events: Sequence[Started], index: int) -> Iterator[Started]:
+    """The copies that start while one that was waited for is under way."""
+    end_s = events[index].start_s + events[index].duration_s
+    for event in events[index + 1 :]:
+        if event.stream != "compute":
+            yield event
+        elif event.start_s >= end_s:
+            return
