@@ -53,7 +53,7 @@ _PROMISE, _GAIN = 0.97, 0.99
 _NEAR = 1.03
 # Waiting that is worth compiling once more with hints.
 _WAITS = 0.005
-_HINT_ROUNDS = 3
+_HINT_ROUNDS = 4
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""

@@ -8,7 +8,7 @@ alone. Copies queue on their link, so some have to start earlier than that: thos
 replay had to wait for are said to take that much longer, and the step is compiled again. To say
 it of all of them is no remedy: XLA then ends some too early, to start others. XLA also takes the
 start of a copy for work that lasts as long as the copy, and hides others beside it: what starts
-beside a copy that was waited for counts as well.
+beside a copy that is waited for once more counts as well.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,8 +85,10 @@ def lengthen_hints(
         if event.name in seen or event.name not in longest_s or event.name not in hints:
             continue
         seen.add(event.name)
-        beside_us = sum(hints.get(other.name, 0.0) for other in _find_started(events, index))
-        micros = max(hints[event.name], _believed_us(event) + beside_us)
+        micros, own_us = hints[event.name], _believed_us(event)
+        if micros > own_us + 0.1:  # it was lengthened before, and that did not do
+            beside = _find_started(events, index)
+            micros = max(micros, own_us + sum(hints.get(other.name, 0.0) for other in beside))
         longer[event.name] = round(micros + longest_s[event.name] * 1e6 * _WAIT_FACTOR, 1)
     return longer
 
