@@ -654,9 +654,9 @@ def test_hints_that_cannot_catch_up_are_not_followed(to_beat_s, rounds):
 
     def compile_plan(plan):
         tried.append(plan)
-        return Compiled(80, next(steps), 4.0)
+        return Compiled(80, next(steps), 5.0)
 
-    first = Compiled(80, next(steps), 4.0)
+    first = Compiled(80, next(steps), 5.0)
     compile_with_hints(make_plan(action="offload"), first, compile_plan, to_beat_s)
     assert len(tried) == rounds
 

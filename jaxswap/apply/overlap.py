@@ -24,9 +24,9 @@ _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 _STRICTNESS = "xla_gpu_pgle_accuracy_checker"
 _IN_FLIGHT = "xla_gpu_experimental_parallel_async_compute_limit"
-# More than a loop's body has. By default XLA has 2: it waits for one copy to start a third, and lets
-# none run beside a loop whose body has copies of its own. Where no loop has copies, order and windows
-# are made for these two (`segments.py`).
+# More than a loop's body has. By default XLA has 2: it waits for one copy to start a third, and
+# lets none run beside a loop whose body has copies of its own. Where no loop has copies, order and
+# windows are made for these two (`segments.py`).
 _AMPLE = 64
 
 
