@@ -19,7 +19,7 @@ from benchmarks.compiled import compile_workload
 from benchmarks.models import Workload, build
 from benchmarks.models._remat import NAMES
 from jaxswap import Verified, verify
-from jaxswap._confirm import compile_with_hints
+from jaxswap._hinted import compile_with_hints
 from jaxswap.apply import Decision, apply_decisions, name_values, place, schedule
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.program import Ledger

@@ -17,12 +17,12 @@ on what XLA makes of it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxswap._errors import BudgetInfeasibleError
+from jaxswap._hinted import Compile, Fitting, can_win, compile_with_hints, step_s
 from jaxswap._units import format_bytes
-from jaxswap.apply.hints import lengthen_hints, make_hints
 from jaxswap.plan.plan import Plan
 from jaxswap.verify.verify import Verified
 
@@ -51,20 +51,11 @@ _PROMISE, _GAIN = 0.97, 0.99
 # A step that waits for each copy has to need this much less for the next plans to do so too; and
 # one with its rest as written may need this much too much for the next to have it so.
 _NEAR = 1.03
-# Waiting that is worth compiling once more with hints.
-_WAITS = 0.005
-_HINT_ROUNDS = 3
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
 Adjust = Callable[[Plan, int, float], Plan | None]
 """The plan with a few more values gone, for a number of bytes, on such a link; None if none is."""
-
-
-Compile = Callable[[Sequence[Plan]], Sequence[Verified]]
-"""Compiles the step under each of some plans, which is faster together than one by one."""
-Fitting = tuple[Plan, Verified]
-"""A plan whose compiled step is within the budget, and that step."""
 
 
 class TooSlowError(Exception):
@@ -131,7 +122,7 @@ def confirm_plan(
             continue
         if fitting is not None:
             found = compile_with_hints(*fitting, compile_plans, limit_s)
-            best = min(best or found, found, key=_step_s)
+            best = min(best or found, found, key=step_s)
     if best is None and (failed := compiled or forecast):  # the compiler knows better
         raise min(failed, key=lambda each: each.floor_bytes or math.inf)
     if best is None or not (best[0].is_empty or best[1].timeline.step_s < to_beat_s):
@@ -167,11 +158,6 @@ def _expect_s(found: Plan, plan: Plan, verified: Verified) -> float:
     return scale * found.forecast.step_s
 
 
-def _can_win(verified: Verified, limit_s: float) -> bool:
-    """Whether a compiled step would be fast enough if it waited for nothing."""
-    return verified.timeline.step_s - verified.timeline.stall_s < limit_s
-
-
 def _fit(
     found: Plan,
     ways: _Ways,
@@ -196,7 +182,7 @@ def _fit(
     fitting = [spare] if spare else []
     failed = []
     for each in tries:
-        to_beat_s = min([limit_s, *map(_step_s, fitting)])
+        to_beat_s = min([limit_s, *map(step_s, fitting)])
         try:
             got = _fit_in_rounds(*first, each, compile_plans, best, to_beat_s)
         except BudgetInfeasibleError as error:
@@ -205,7 +191,7 @@ def _fit(
         fitting += [got] if got else []
     if failed and not fitting:
         raise failed[0]
-    return min(fitting, key=_step_s, default=None)
+    return min(fitting, key=step_s, default=None)
 
 
 def _settle_rest(found: Plan, compile_plans: Compile) -> tuple[Fitting, Fitting | None]:
@@ -218,7 +204,7 @@ def _settle_rest(found: Plan, compile_plans: Compile) -> tuple[Fitting, Fitting 
     plans = [found, eased]
     ways = list(zip(plans, compile_plans(plans), strict=True))
     near = [each for each in ways if each[1].device_bytes <= _NEAR * found.budget_bytes]
-    chosen = min(near or ways[:1], key=_step_s)
+    chosen = min(near or ways[:1], key=step_s)
     (other,) = (each for each in ways if each is not chosen)
     return chosen, other if other[1].device_bytes <= found.budget_bytes else None
 
@@ -226,10 +212,6 @@ def _settle_rest(found: Plan, compile_plans: Compile) -> tuple[Fitting, Fitting 
 def _compile_one(compile_plans: Compile, found: Plan) -> Verified:
     [verified] = compile_plans([found])
     return verified
-
-
-def _step_s(fitting: Fitting) -> float:
-    return fitting[1].timeline.step_s
 
 
 def _fit_in_rounds(
@@ -248,7 +230,7 @@ def _fit_in_rounds(
         is_last = is_last or done == ROUNDS
         if verified.device_bytes <= budget_bytes:
             return _use_room(ways.search, compile_plans, found, verified, aim, limit_s)
-        if not _can_win(verified, limit_s):
+        if not can_win(verified, limit_s):
             return None
         needs.append(verified.device_bytes)
         lower = None if is_last else _search_lower(ways, found, verified, aim)
@@ -374,43 +356,6 @@ def _should_go_on_waiting(
         return higher is not None
     slower = higher.plan.forecast.step_s / max(found.forecast.step_s, 1e-30)
     return again.timeline.step_s * slower < _expect_s(lower.plan, found, verified)
-
-
-def compile_with_hints(
-    found: Plan,
-    verified: Verified,
-    compile_plans: Compile,
-    to_beat_s: float = math.inf,
-) -> tuple[Plan, Verified]:
-    """The plan with hints for XLA's scheduler where they help, and its compiled step.
-
-    Args:
-        found: a plan without hints.
-        verified: its compiled step.
-        compile_plans: compiles the step under each of some plans.
-        to_beat_s: seconds of a step below which it is of use. Hints help less each time: where
-            as much again in every round is too little, there is no other.
-    """
-    best = found
-    hints = make_hints(verified.timeline.events)
-    for left in reversed(range(_HINT_ROUNDS if found.has_overlap else 0)):
-        if _stall_share(verified) <= _WAITS or not _can_win(verified, to_beat_s):
-            break
-        hinted = dataclasses.replace(found, hints=hints)
-        again = _compile_one(compile_plans, hinted)
-        gain_s = verified.timeline.step_s - again.timeline.step_s
-        if gain_s <= 0 or again.device_bytes > found.budget_bytes:
-            break
-        best, verified = hinted, again
-        if again.timeline.step_s - left * gain_s > to_beat_s:
-            break
-        moving = [wait for wait in again.timeline.waits if not wait.is_blocking]
-        hints = lengthen_hints(hints, moving)
-    return best, verified
-
-
-def _stall_share(verified: Verified) -> float:
-    return verified.timeline.stall_s / max(verified.timeline.step_s, 1e-30)
 
 
 def mark_confirmed(found: Plan, verified: Verified) -> Plan:

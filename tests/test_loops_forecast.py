@@ -83,6 +83,51 @@ def test_a_step_that_ends_with_its_loop_waits_there():
     assert many.step_s[0] == forecast.step_s
 
 
+def beside_loops():
+    """A value of eight bytes around two loops that last as long, at two seconds a trip."""
+    draft = programs.Draft()
+    stacked = {"trips": 4, "is_stacked": True}
+    draft.op("big", 1, "forward", [], [("big", 8)])
+    draft.op("h", 1, "forward", [], [("h", 1, stacked)], trips=4, loop=0)
+    draft.op("end", 1, "forward", ["h"], [], trips=4, loop=0)
+    draft.op("loss", 1, "forward", [], [("loss", 1)])
+    draft.op("d", 1, "backward", ["loss"], [], trips=4, loop=1)
+    draft.op("dh", 1, "backward", ["h"], [], trips=4, loop=1)
+    draft.op("dbig", 1, "backward", ["big"], [])
+    draft.loops += [programs.Loop(first_op=1, last_op=2, trips=4)]
+    draft.loops += [programs.Loop(first_op=4, last_op=5, trips=4)]
+    draft.candidate("big")
+    draft.candidate("h")
+    return draft.finish()
+
+
+@pytest.mark.parametrize(
+    ("big", "h", "stall_s"),
+    [
+        ((2, 1), None, 0),  # there and back beside the loops
+        (None, (2, 1), 0),  # there beside `end`, and back beside `d`
+        # All but a trip of either copy has to be over before the loop has its own.
+        # The reloads start together and so arrive together, two seconds after `d` is over.
+        ((2, 1), (2, 1), 2 * (8 - 2) + 2),
+        ((2, 0), (2, 1), (8 - 2) + 8),
+    ],
+)
+def test_a_loop_with_copies_waits_for_what_its_link_still_carries(big, h, stall_s):
+    program = beside_loops()
+    asked = {"big": big, "h": h}
+    decisions = {
+        name: Decision(action="offload", window_ops=each[0], reload_ahead_ops=each[1])
+        for name, each in asked.items()
+        if each
+    }
+    forecast = run(program, **decisions)
+    assert forecast.stall_s == stall_s
+    timeline = build_timeline(program, programs.UNIT, programs.EXACT)
+    actions = [[ACTIONS.index("offload" if each else "keep") for each in asked.values()]]
+    windows, aheads = ([[each[i] if each else 1 for each in asked.values()]] for i in (0, 1))
+    assert simulate_many(timeline, actions, windows, aheads).stall_s[0] == pytest.approx(stall_s)
+
+
 def test_stays_are_what_the_forecast_counts():
     program = programs.looped(trips=4, size=3)
     timeline = build_timeline(program, programs.UNIT, programs.EXACT)

@@ -63,9 +63,8 @@ def test_a_body_may_have_as_many_copies_under_way_as_it_makes_values():
     names = [v.name for v in name_values(step, *args) if v.scope and v.primitive == "tanh"]
     applied = apply_decisions(step, dict.fromkeys(names, decision), default="keep")
     compile_step = lambda options: verify(applied, *args, device="h100-sxm", options=options)
-    by_default = {"xla_gpu_enable_latency_hiding_scheduler": True}
-    assert count_under_way(compile_step(by_default).hlo_text) == 2
-    assert count_under_way(compile_step(overlap_options({})).hlo_text) > 2
+    assert count_under_way(compile_step(overlap_options({})).hlo_text) == 2
+    assert count_under_way(compile_step(overlap_options({}, in_loops=True)).hlo_text) > 2
 
 
 def count_under_way(hlo_text):

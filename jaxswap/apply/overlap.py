@@ -24,19 +24,24 @@ _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 _STRICTNESS = "xla_gpu_pgle_accuracy_checker"
 _IN_FLIGHT = "xla_gpu_experimental_parallel_async_compute_limit"
-# More than a step has under way. By XLA's default of 2 it waits for one copy to start a third, and
-# lets none run beside a loop whose body has copies of its own. The link is no faster for it.
+# More than a loop's body has. By default XLA has 2: it waits for one copy to start a third, and
+# lets none run beside a loop whose body has copies of its own. Where no loop has copies, order and
+# windows are made for these two (`segments.py`).
 _AMPLE = 64
 
 
-def overlap_options(hints: Mapping[str, float]) -> dict[str, Any]:
+def overlap_options(hints: Mapping[str, float], *, in_loops: bool = False) -> dict[str, Any]:
     """The XLA options under which copies overlap compute; hints go into a file of their own.
 
+    Args:
+        hints: microseconds of kernels and copies, by instruction.
+        in_loops: whether there are copies in bodies of loops.
+
     Example:
-        >>> overlap_options({})["xla_gpu_enable_latency_hiding_scheduler"]
-        True
+        >>> overlap_options({})
+        {'xla_gpu_enable_latency_hiding_scheduler': True}
     """
-    options = {_SCHEDULER: True, _IN_FLIGHT: _AMPLE}
+    options: dict[str, Any] = {_SCHEDULER: True} | ({_IN_FLIGHT: _AMPLE} if in_loops else {})
     if not hints:
         return options
     lines = [

@@ -13,7 +13,7 @@ from jaxswap.apply.jaxprs import Eqn, Var, jx
 from jaxswap.apply.pin import is_barrier
 from jaxswap.apply.program import Ledger
 
-_IN_FLIGHT = 2  # copies under way at a time: one on the link, and one that follows it
+_IN_FLIGHT = 2  # copies that XLA's latency-hiding scheduler has under way at a time
 
 
 def is_gate(eqn: Eqn) -> bool:
@@ -60,8 +60,9 @@ def queue_offloads(
 ) -> dict[Var, tuple[int, int]]:
     """For each copy to the host, the segment it starts in and the one it is over by.
 
-    XLA starts a copy as early as it may, while the link carries one after another: one more than
-    follow each other closely starts later, but before anything reads what it copies.
+    XLA starts a copy as early as it may. For one more than it has under way at a time it waits
+    for the first of these, long before that one's window ends: such a copy starts later, but
+    before anything reads what it copies. (Where loops have copies it may have more: `overlap.py`.)
     """
     read_in = _find_first_reads(eqns, heavy)
     spans: dict[Var, tuple[int, int]] = {}

@@ -40,7 +40,9 @@ class Forecasts:
 class _Tables:
     """What happens at each op, in every plan of a chunk: arrays `[ops + 1, plans]`, flat."""
 
-    def __init__(self, num_ops: int, num_plans: int, scratch_bytes: Ints, num_shared: int):
+    def __init__(
+        self, num_ops: int, num_plans: int, scratch_bytes: Ints, num_shared: int, num_scopes: int
+    ):
         size = (num_ops + 1) * num_plans
         self.num_plans = num_plans
         self.change_bytes = np.zeros(size, dtype=np.int64)
@@ -55,6 +57,10 @@ class _Tables:
         self.moved_bytes = np.zeros(num_plans, dtype=np.int64)
         self.recompute_s = np.zeros(num_plans)
         self.lean_s = np.zeros(num_plans)  # what loops are spared besides
+        # Which loops, by their scopes, have offloads of their own, and which have reloads.
+        self.has_out = np.zeros((num_scopes, num_plans), dtype=bool)
+        self.has_in = np.zeros((num_scopes, num_plans), dtype=bool)
+        self.first_in_s = np.zeros((num_scopes, num_plans))  # of these, at the loop's first op
         # Of the ops that recomputations share: whether it runs again already.
         self.is_done = np.zeros((num_shared, num_plans), dtype=bool)
 
@@ -103,7 +109,8 @@ def simulate_many(
 def _simulate_chunk(timeline: Timeline, actions: Ints, windows: Ints, aheads: Ints) -> Forecasts:
     num_plans = actions.shape[1]
     num_shared = len(timeline.shared_s)
-    tables = _Tables(timeline.num_ops, num_plans, timeline.scratch_bytes, num_shared)
+    num_scopes = len(timeline.scopes)
+    tables = _Tables(timeline.num_ops, num_plans, timeline.scratch_bytes, num_shared, num_scopes)
     _fill_tables(timeline, tables, actions, windows, aheads)
     bytes_at = np.cumsum(tables.rows(tables.change_bytes)[:-1], axis=0)
     bytes_at += tables.rows(tables.scratch_bytes)
@@ -208,6 +215,12 @@ def _add_offloads(
     due_at, back_at = at(due, plans), at(back_by, plans)
     tables.awaits_out[due_at] = np.maximum(tables.awaits_out[due_at], track.producer)
     tables.awaits_in[back_at] = np.maximum(tables.awaits_in[back_at], returns)
+    for loop in forward.loops:
+        tables.has_out[loop, plans] = True
+    for loop in backward.loops:
+        tables.has_in[loop, plans] = True
+        is_first = returns == timeline.scopes[loop].first_op
+        tables.first_in_s[loop, plans] += track.in_s * is_first
     tables.host_bytes[plans] += track.host_bytes
     tables.moved_bytes[plans] += track.moved_bytes
     return plans
@@ -260,7 +273,11 @@ def _run_clocks(timeline: Timeline, tables: _Tables, op_s: Floats) -> Floats:
     is_out, is_in = _find_rows(out_s > 0), _find_rows(in_s > 0)
     awaits_out, awaits_in = _find_rows(awaited_out >= 0), _find_rows(awaited_in >= 0)
     plans = np.arange(num_plans)
+    out_limits = _limit_queues(timeline, op_s, tables.has_out, np.zeros_like(tables.first_in_s))
+    in_limits = _limit_queues(timeline, op_s, tables.has_in, tables.first_in_s)
     for op in range(num_ops):
+        for limit_s in out_limits.get(op, ()):
+            np.maximum(now_s, to_host_s - limit_s, out=now_s)
         if awaits_out[op]:
             np.maximum(now_s, out_end_s[awaited_out[op], plans], out=now_s)
         if is_in[op]:
@@ -269,6 +286,8 @@ def _run_clocks(timeline: Timeline, tables: _Tables, op_s: Floats) -> Floats:
             end_s = slowed_end_s(start_s, copy_s, to_host_s, timeline.to_device_fraction)
             to_device_s = np.where(copy_s > 0, end_s, to_device_s)
             in_end_s[op] = to_device_s
+        for limit_s in in_limits.get(op, ()):
+            np.maximum(now_s, to_device_s - limit_s, out=now_s)
         if awaits_in[op]:
             np.maximum(now_s, in_end_s[awaited_in[op], plans], out=now_s)
         now_s += op_s[op]
@@ -280,6 +299,21 @@ def _run_clocks(timeline: Timeline, tables: _Tables, op_s: Floats) -> Floats:
             out_end_s[op] = to_host_s
     # A trip of a loop that ends the step.
     return np.maximum(now_s, in_end_s[awaited_in[num_ops], plans])
+
+
+def _limit_queues(
+    timeline: Timeline, op_s: Floats, has_copies: NDArray[np.bool_], own_s: Floats
+) -> dict[int, list[Floats]]:
+    """By a loop's first op: how much the link may have to carry then, a trip and the loop's own.
+
+    It is endless in plans in which the loop has no copies.
+    """
+    found: dict[int, list[Floats]] = {}
+    for loop in np.flatnonzero(has_copies.any(axis=1)):
+        scope = timeline.scopes[loop]
+        limit_s = np.where(has_copies[loop], scope.time_trip(op_s) + own_s[loop], np.inf)
+        found.setdefault(scope.first_op, []).append(limit_s)
+    return found
 
 
 def _find_rows(is_any: NDArray[np.bool_]) -> list[bool]:

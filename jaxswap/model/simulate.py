@@ -19,7 +19,8 @@ What happens
 - A value that would be wanted again before it has left simply stays, and costs nothing. Loops
   are the exception: between its two loops a value leaves always.
 - A loop's op runs all its trips at once, and so does a copy from it: what overlaps within one
-  trip overlaps by as much in total. A copy ends within the trip that started it.
+  trip overlaps by as much in total. A copy ends within the trip that started it. What else the
+  link carries in that direction has to be over by the end of a loop's first trip.
 
 Limitations:
     Host memory is counted as the sum of all that is offloaded. Heavy ops that are recomputed
@@ -291,12 +292,15 @@ class Clocks:
 def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
     """Plays a step: three clocks, the device's and one per direction of the link."""
     out_at, out_due, in_at, in_due, again_at = (defaultdict(list) for _ in range(5))
+    out_loops, in_loops = set[int](), set[int]()  # loops with copies of their own
     for course in courses:
         if course.action == "offload":
             out_at[course.track.producer].append(course)
             out_due[course.due].append(course)
             in_at[course.returns].append(course)
             in_due[course.back_by].append(course)
+            out_loops.update(timeline.scopes[course.track.forward].loops)
+            in_loops.update(timeline.scopes[course.track.backward].loops)
         elif course.action == "recompute":
             again_at[course.needed].append(course)
     op_s, lean_s = timeline.op_s.copy(), 0.0
@@ -314,12 +318,16 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
         clocks.speedup = float(find_speedup(loops_s, lean_s))
     op_s = np.where(timeline.in_loop, clocks.speedup, 1.0) * (op_s + again_s)
     now_s = to_host_s = to_device_s = 0.0
+    starts_at = lambda loop, op: timeline.scopes[loop].first_op == op
 
     def wait_until(ready_s: float) -> float:
         clocks.stall_s += max(ready_s - now_s, 0.0)
         return max(now_s, ready_s)
 
     for op, work_s in enumerate(op_s.tolist()):
+        # Copies of a loop's first trip come behind what its link still carries.
+        for scope in [timeline.scopes[loop] for loop in out_loops if starts_at(loop, op)]:
+            now_s = wait_until(to_host_s - float(scope.time_trip(op_s)))
         ends = (clocks.out_ends_s[c.track.producer] for c in out_due[op])
         now_s = wait_until(max(ends, default=0.0))
         if in_at[op]:
@@ -328,6 +336,11 @@ def run_clocks(timeline: Timeline, courses: list[Course]) -> Clocks:
             fraction = timeline.to_device_fraction
             to_device_s = float(slowed_end_s(start_s, copy_s, to_host_s, fraction))
             clocks.in_ends_s[op] = to_device_s
+        for loop in [loop for loop in in_loops if starts_at(loop, op)]:
+            own = [c for c in in_at[op] if loop in timeline.scopes[c.track.backward].loops]
+            own_s = sum(course.track.in_s for course in own)
+            trip_s = float(timeline.scopes[loop].time_trip(op_s))
+            now_s = wait_until(to_device_s - own_s - trip_s)
         now_s = wait_until(max((clocks.in_ends_s[c.returns] for c in in_due[op]), default=0.0))
         clocks.op_starts_s.append(now_s)
         now_s += work_s

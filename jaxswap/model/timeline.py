@@ -33,6 +33,8 @@ class Scope:
     Attributes:
         first_op: its first op.
         end: the op after its last one.
+        trips: how often it runs each time it is entered.
+        loops: the loops that hold it and itself, as positions in `Timeline.scopes`.
         turn_starts: where each turn starts, and `end` once more for what has no turn left.
         turn_ends: `first_op`, and then the op behind each turn.
         turns_before: for each op, and the end, how many turns are over when it starts.
@@ -42,6 +44,8 @@ class Scope:
 
     first_op: int
     end: int
+    trips: int
+    loops: tuple[int, ...]
     turn_starts: Ints
     turn_ends: Ints
     turns_before: Ints
@@ -52,6 +56,10 @@ class Scope:
     def num_turns(self) -> int:
         """How many turns there are in it."""
         return len(self.turn_starts) - 1
+
+    def time_trip(self, op_s: Floats) -> Floats:
+        """Seconds of one trip, of seconds of each op: `[ops]`, or `[ops, plans]`."""
+        return op_s[self.first_op : self.end].sum(axis=0) / self.trips
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +226,10 @@ def _sum_fixed(program: Program, lifetimes: list[liveness.Lifetime], decided: se
 
 def _build_scope(program: Program, loop: int | None) -> Scope:
     num_ops = len(program.ops)
-    first, end = 0, num_ops
+    first, end, trips = 0, num_ops, 1
     if loop is not None:
-        first, end = program.loops[loop].first_op, program.loops[loop].last_op + 1
+        held = program.loops[loop]
+        first, end, trips = held.first_op, held.last_op + 1, held.trips
     spans = [liveness.span_from(program, op, loop) for op in range(num_ops)]
     heavy = {spans[op] for op in range(first, end) if program.ops[op].is_heavy}
     turns = sorted(heavy)
@@ -228,12 +237,22 @@ def _build_scope(program: Program, loop: int | None) -> Scope:
     return Scope(
         first_op=first,
         end=end,
+        trips=trips,
+        loops=_list_loops(program, loop),
         turn_starts=np.array([start for start, _ in turns] + [end], dtype=np.int64),
         turn_ends=np.concatenate([[first], ends]).astype(np.int64),
         turns_before=np.searchsorted(ends, np.arange(num_ops + 1), side="right"),
         lift_first=np.array([span[0] for span in spans], dtype=np.int64),
         lift_last=np.array([span[1] for span in spans], dtype=np.int64),
     )
+
+
+def _list_loops(program: Program, loop: int | None) -> tuple[int, ...]:
+    found: list[int] = []
+    while loop is not None:
+        found.append(_position(loop))
+        loop = program.loops[loop].parent
+    return tuple(found)
 
 
 def _build_track(

@@ -3,8 +3,8 @@
 Input: a problem and decisions. Output: the same decisions with the shortest windows and reload
 distances under which the simulated copies run as before.
 
-The search chooses windows from a few lengths, often longer than a copy takes. XLA takes a copy to
-be under way until its window ends, and hides others less while it is: windows that overlap get in
+The search chooses windows from a few lengths, often longer than a copy takes. XLA has two copies
+in flight at a time and takes each to be so until its window ends: windows that overlap get in
 each other's way, and windows that follow each other, as the copies do on the link, do not.
 """
 
