@@ -8,7 +8,7 @@ alone. Copies queue on their link, so some have to start earlier than that: thos
 replay had to wait for are said to take that much longer, and the step is compiled again. To say
 it of all of them is no remedy: XLA then ends some too early, to start others. XLA also takes the
 start of a copy for work that lasts as long as the copy, and hides others beside it: what starts
-beside a reload that is waited for once more counts as well.
+beside a late reload counts as well, and what starts beside an offload if it is late once more.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,8 +86,8 @@ def lengthen_hints(
             continue
         seen.add(event.name)
         micros, own_us = hints[event.name], _believed_us(event)
-        is_again = micros > own_us + 0.1  # it was lengthened before, and that did not do
-        if is_again and event.stream == "to_device":
+        is_again = micros > own_us + 0.1  # it was lengthened, and that was not enough
+        if is_again or event.stream == "to_device":
             beside = _find_started(events, index)
             micros = max(micros, own_us + sum(hints.get(other.name, 0.0) for other in beside))
         longer[event.name] = round(micros + longest_s[event.name] * 1e6 * _WAIT_FACTOR, 1)
