@@ -733,25 +733,29 @@ def test_copies_are_hinted_longer_than_they_take_for_they_queue():
 def test_the_longest_wait_in_a_loop_counts_once():
     waits = [Event("copy-start.7.0", "to_device", each) for each in (1e-6, 10e-6, 2e-6)]
     events = [Event("copy-start.7.0", "to_device", 10e-6)]
-    longer = lengthen_hints({"fusion": 2.0, "copy-start.7.0": 10.0}, events, waits)
-    assert longer == {"fusion": 2.0, "copy-start.7.0": 10.0 + 13.0}
+    longer = lengthen_hints({"fusion": 2.0, "copy-start.7.0": 11.0}, events, waits)
+    assert longer == {"fusion": 2.0, "copy-start.7.0": 11.0 + 13.0}
 
 
-def test_a_copy_that_is_waited_for_again_is_hinted_to_take_what_starts_beside_it_too():
+@pytest.mark.parametrize(("stream", "once_us"), [("to_device", 22.0), ("to_host", 0.0)])
+def test_what_starts_beside_a_late_copy_counts_of_an_offload_once_it_is_late_again(stream, once_us):
     """XLA takes the start of a copy for work as long as the copy."""
     events = [
-        Event("copy-start.1", "to_device", 10e-6, start_s=0.0),
+        Event("copy-start.1", stream, 10e-6, start_s=0.0),
         Event("fusion.1", "compute", 4e-6, start_s=0.0),
-        Event("copy-start.2", "to_device", 20e-6, start_s=10e-6),
+        Event("copy-start.2", stream, 20e-6, start_s=10e-6),
         Event("fusion.2", "compute", 4e-6, start_s=10e-6),  # the first was waited for until here
-        Event("copy-start.3", "to_device", 40e-6, start_s=30e-6),
+        Event("copy-start.3", stream, 40e-6, start_s=30e-6),
     ]
     hints = hint_all(events)
-    waits = [Event("copy-start.1", "to_device", 6e-6)]
+    waits = [Event("copy-start.1", stream, 6e-6)]
     once = lengthen_hints(hints, events, waits)
-    assert once == hints | {"copy-start.1": 11.0 + 1.3 * 6.0}
-    twice = lengthen_hints(once, events, waits)
-    assert twice == hints | {"copy-start.1": 11.0 + 22.0 + 1.3 * 6.0}
+    assert once["copy-start.1"] == pytest.approx(11.0 + once_us + 1.3 * 6.0)
+    twice = lengthen_hints(once, events, waits)["copy-start.1"]
+    assert twice == pytest.approx(11.0 + 22.0 + 1.3 * (12.0 if once_us else 6.0))
+    assert {n: u for n, u in once.items() if n != "copy-start.1"} == {
+        n: u for n, u in hints.items() if n != "copy-start.1"
+    }
 
 
 @pytest.mark.parametrize(("stream", "is_found"), [("to_device", True), ("to_host", False)])

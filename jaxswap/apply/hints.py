@@ -8,8 +8,8 @@ alone. Copies queue on their link, so some have to start earlier than that. But 
 copy XLA also takes for work, done where the copy starts, and hides other copies beside it. So there
 are two kinds of hints. *Of kernels alone*: XLA then has a guess of its own for every copy, longer
 than most take, and none of them is work. *Of all*: where copies take longer than that guess.
-In both, the copies that the replay had to wait for are said to take that much longer, and the step
-is compiled again; a reload that is waited for once more, by what starts beside it as well.
+In both, the copies that the replay had to wait for are said to take that much longer, and by what
+starts beside them, of offloads only once they are late again; and the step is compiled again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,9 +100,9 @@ def lengthen_hints(
         seen.add(event.name)
         own_us = _believed_us(event)
         micros = hints.get(event.name, max(own_us, _GUESS_US))
-        # It was lengthened before, and that did not do.
+        # It was lengthened before, and that was not enough.
         is_again = event.name in hints and micros > own_us + 0.1
-        if is_again and event.stream == "to_device":
+        if is_again or event.stream == "to_device":
             beside = _find_started(events, index)
             micros = max(micros, own_us + sum(hints.get(other.name, 0.0) for other in beside))
         longer[event.name] = round(micros + longest_s[event.name] * 1e6 * _WAIT_FACTOR, 1)
