@@ -63,3 +63,19 @@ def test_what_a_step_closes_over_has_its_derivative_too():
     decisions = {v.name: OFFLOAD for v in name_values(unrolled, W) if v.primitive == "dot_general"}
     found = scaled(lambda step: apply_decisions(step, decisions, min_heavy_bytes=0))
     np.testing.assert_allclose(found, scaled(lambda step: step), rtol=1e-5)
+
+
+def test_a_step_with_references_in_it_is_applied():
+    def step(w):
+        def loss(w):
+            state = jax.new_ref(w)
+            for _ in range(2):
+                state[...] = jnp.tanh(jnp.sin(state[...] @ w) @ w)
+            return jnp.sum(state[...] ** 2)
+
+        return jax.value_and_grad(loss)(w)
+
+    decisions = {v.name: OFFLOAD for v in name_values(step, W) if "offload" in v.actions}
+    applied = apply_decisions(step, decisions, default="keep", min_heavy_bytes=0)
+    for a, b in zip(jax.jit(step)(W), jax.jit(applied)(W), strict=True):
+        np.testing.assert_array_equal(a, b)

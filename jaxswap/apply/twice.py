@@ -28,7 +28,7 @@ def run_applied(closed: Any, keep_all: Callable[[Sequence[Any]], Any], arrays: S
     run = lambda *xs: jx.eval_jaxpr(closed.jaxpr, closed.consts, *xs)
     # A rule for derivatives knows of no variables from outside, nor of all side effects.
     is_closed = not any(isinstance(const, Tracer) for const in closed.consts)
-    if not is_closed or not _compat.can_have_own_derivative(closed.effects):
+    if not is_closed or not _compat.can_have_own_derivative(closed):
         return run(*arrays)
     run = jax.custom_jvp(run)
 
