@@ -260,11 +260,18 @@ def are_in_order(effects: Any) -> bool:
     return any(effects_lib.ordered_effects.contains(effect) for effect in effects)
 
 
-def can_have_own_derivative(effects: Any) -> bool:
-    """Whether JAX allows these side effects in a function with a derivative of its own."""
-    from jax._src import effects as effects_lib
+def can_have_own_derivative(closed: Any) -> bool:
+    """Whether JAX takes this program as a function with a derivative of its own.
 
-    return not effects_lib.custom_derivatives_allowed_effects.filter_not_in(effects)
+    Not with some side effects, nor with references in it.
+    """
+    from jax._src import effects as effects_lib
+    from jax._src.state.types import AbstractRef
+
+    if effects_lib.custom_derivatives_allowed_effects.filter_not_in(closed.effects):
+        return False
+    made = (v.aval for eqn in closed.jaxpr.eqns for v in eqn.outvars)
+    return not any(isinstance(aval, AbstractRef) for aval in made)
 
 
 def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:

@@ -232,3 +232,19 @@ def test_a_step_that_was_traced_before_is_rewritten_to_the_same_program():
 def test_what_is_no_array_is_an_error_that_says_so(step, args, message):
     with pytest.raises(BadArgumentError, match=message):
         name_values(step, *args)
+
+
+def test_a_custom_derivative_may_index_a_constant_that_it_saved():
+    @jax.custom_vjp
+    def scale(x, factors):
+        return x * factors[0]
+
+    def backward(factors, cotangent):
+        total = jax.lax.fori_loop(0, 2, lambda i, sum_: sum_ + factors[i], jnp.float32(0))
+        return cotangent * total, jnp.zeros_like(factors)
+
+    scale.defvjp(lambda x, factors: (scale(x, factors), factors), backward)
+    step = jax.grad(lambda x: jnp.sum(scale(jnp.sin(x), jnp.array([1.0, 2.0])) ** 2))
+    x = jnp.ones((2, 2))
+    applied = apply_decisions(step, {}, min_heavy_bytes=0)
+    np.testing.assert_allclose(jax.jit(applied)(x), jax.jit(step)(x), rtol=1e-6)

@@ -63,3 +63,33 @@ def test_what_a_step_closes_over_has_its_derivative_too():
     decisions = {v.name: OFFLOAD for v in name_values(unrolled, W) if v.primitive == "dot_general"}
     found = scaled(lambda step: apply_decisions(step, decisions, min_heavy_bytes=0))
     np.testing.assert_allclose(found, scaled(lambda step: step), rtol=1e-5)
+
+
+def test_a_step_with_references_in_it_is_applied():
+    def step(w):
+        def loss(w):
+            state = jax.new_ref(w)
+            for _ in range(2):
+                state[...] = jnp.tanh(jnp.sin(state[...] @ w) @ w)
+            return jnp.sum(state[...] ** 2)
+
+        return jax.value_and_grad(loss)(w)
+
+    decisions = {v.name: OFFLOAD for v in name_values(step, W) if "offload" in v.actions}
+    applied = apply_decisions(step, decisions, default="keep", min_heavy_bytes=0)
+    for a, b in zip(jax.jit(step)(W), jax.jit(applied)(W), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_a_step_does_not_read_or_passes_on_is_seen_by_jit():
+    step = lambda unread, w, passed: (unrolled(w), passed, 1.0)
+    args = (jnp.ones(3), W, jnp.ones(5))
+    decisions = {v.name: OFFLOAD for v in name_values(step, *args) if "offload" in v.actions}
+    applied = apply_decisions(step, decisions, default="keep", min_heavy_bytes=0)
+    assert count_offloads(jax.make_jaxpr(applied)(*args))
+    plain, found = (jax.jit(f).lower(*args).as_text() for f in (step, applied))
+    main = lambda text: next(line for line in text.splitlines() if "@main" in line)
+    assert main(plain).count("tensor<3xf32>") == main(found).count("tensor<3xf32>") == 0
+    assert main(plain).count("tensor<5xf32>") == main(found).count("tensor<5xf32>")
+    sized = lambda f: jax.grad(lambda w: jnp.sum(f(args[0], w, args[2])[0][1] ** 2))
+    np.testing.assert_allclose(sized(applied)(W), sized(step)(W), rtol=1e-5)

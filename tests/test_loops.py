@@ -129,6 +129,16 @@ MAKERS = {
 }
 
 
+def test_a_loop_that_never_runs_offloads_nothing():
+    step, args = make_step(0)
+    decisions = offload_all(step, args, 1)
+    assert decisions
+    assert rewrite(step, args, decisions).offloaded == ()
+    applied = apply_decisions(step, decisions, default="keep", min_heavy_bytes=0)
+    for a, b in zip(*(jax.tree.leaves(jax.jit(f)(*args)) for f in (step, applied)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("ahead", [1, 9])
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.parametrize("kind", MAKERS)

@@ -113,7 +113,8 @@ def _find_pairs(program: Program) -> list[tuple[int, int, dict[int, int]]]:
                 found[f][i] = j
         if found:
             f = max(found, key=lambda f: len(found[f]))
-            if program.eqns[f].params["length"] == eqn.params["length"]:
+            # A loop that never runs stacks nothing.
+            if program.eqns[f].params["length"] == eqn.params["length"] > 0:
                 pairs.append((f, b, found[f]))
     first_of = {f: (f, b, links) for f, b, links in reversed(pairs)}
     return list(first_of.values())

@@ -156,11 +156,14 @@ class _Namer:
             traced = trace_flat(fun, primals, has_aux)
         closed = jaxprs.inline_calls(traced.closed)
         named = self.name_body(closed, str(index), (), 1, range(len(closed.jaxpr.invars)))
+        # A custom derivative may index what it saved, a constant too, with what is traced.
+        with jax.ensure_compile_time_eval():
+            consts = [c if isinstance(c, jax.Array) else jnp.asarray(c) for c in named.consts]
 
         def instrumented(*args):
             leaves = jax.tree.leaves(args)
             with jax.named_scope(f"{SCOPE}{index}"):
-                out = jx.eval_jaxpr(named.jaxpr, named.consts, *leaves)
+                out = jx.eval_jaxpr(named.jaxpr, consts, *leaves)
                 out[: traced.num_main] = [_mark_turn(x, index) for x in out[: traced.num_main]]
             return traced.rebuild(out)
 
