@@ -1,72 +1,23 @@
-"""Confirm: the loop that aims lower until the compiled step fits, and its hints."""
+"""Confirm: the loop that aims lower until the compiled step fits."""
 
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
+from compiled_fakes import Compiled, Event, make_plan, one_by_one
 
-from jaxswap import _confirm, _hinted
+from jaxswap import _confirm
 from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BudgetInfeasibleError
 from jaxswap.apply.decision import Decision
-from jaxswap.apply.hints import lengthen_hints, hint_all
 from jaxswap.apply.limit import limit_options
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
-from jaxswap.plan.plan import Plan, PlannedValue
-
-
-@dataclass
-class Event:
-    name: str
-    stream: str
-    duration_s: float
-    is_blocking: bool = False
-    size_bytes: float = 0.0
-    start_s: float = 0.0
-
-
-@dataclass
-class Timeline:
-    step_s: float
-    stall_s: float = 0.0
-    events: tuple = ()
-    waits: tuple = ()
-    to_host_bytes: float = 0.0
-    to_device_bytes: float = 0.0
-
-
-class Compiled:
-    """What the loop reads of a `Verified`."""
-
-    def __init__(self, device_bytes, step_s=1.0, stall_s=0.0, events=(), waits=()):
-        self.device_bytes, self.step_s = device_bytes, step_s
-        self.timeline = Timeline(step_s, stall_s, events, waits)
-
-
-def make_plan(budget_bytes=100, action="keep"):
-    return Plan(
-        decisions={"0/0": Decision(action=action)},
-        values={"0/0": PlannedValue(size_bytes=1)},
-        forecast=Forecast(peak_bytes=100, step_s=1.0),
-        budget_bytes=budget_bytes,
-        device="t4",
-    )
-
-
-def one_by_one(compile_plan):
-    """What compiles several plans, from what compiles one."""
-    return lambda plans: [compile_plan(plan) for plan in plans]
 
 
 def confirm_plan(search, compile_plan, *args, **settings):
     return _confirm.confirm_plan(search, one_by_one(compile_plan), *args, **settings)
-
-
-def compile_with_hints(found, verified, compile_plan, *args):
-    return _hinted.compile_with_hints(found, verified, one_by_one(compile_plan), *args)
 
 
 class Search:
@@ -362,33 +313,6 @@ def test_what_fits_and_is_slow_has_its_room_used_where_that_might_do(larger_s, c
     assert len(tried) == compiled
 
 
-@pytest.mark.parametrize(("stall_s", "compiled"), [(0.1, 1), (0.11, 2)])
-def test_hints_are_for_what_would_win_without_waiting(stall_s, compiled):
-    """2 s with 0.1 of waiting cannot be less than 1.9."""
-    tried = []
-    first = Compiled(97, 2.0, stall_s)
-
-    def compile_plan(plan):
-        tried.append(plan)
-        return first
-
-    plan = make_plan(action="offload")
-    compile_with_hints(plan, compile_plan(plan), compile_plan, 1.9)
-    assert len(tried) == compiled
-
-
-@pytest.mark.parametrize(("stall_s", "compiled"), [(0.010, 1), (0.011, 2)])
-def test_hints_are_for_what_waits_for_more_than_half_a_percent(stall_s, compiled):
-    tried = []
-
-    def compile_plan(plan):
-        tried.append(plan)
-        return Compiled(97, 2.0, stall_s)
-
-    confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
-    assert len(tried) == compiled
-
-
 def test_a_larger_plan_waits_if_the_one_before_had_to():
     tried = []
 
@@ -554,38 +478,6 @@ def test_a_step_that_fills_the_budget_is_not_planned_again():
     assert search.aims == [100]
 
 
-@pytest.mark.parametrize(
-    ("again", "is_hinted"),
-    [(Compiled(90, 1.5), True), (Compiled(101, 1.5), False), (Compiled(90, 2.5), False)],
-)
-def test_hints_are_kept_if_they_help_within_the_budget(again, is_hinted):
-    events = (Event("fusion.1", "compute", 1e-3), Event("copy-start.2.0", "to_host", 1e-2))
-    first = Compiled(80, 2.0, 0.05, events)
-    compile_plan = lambda plan: again if plan.hints else first
-    found = confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
-    assert bool(found.hints) == is_hinted
-    expected = again if is_hinted else first
-    assert (found.compiled_bytes, found.replayed_s) == (expected.device_bytes, expected.step_s)
-
-
-def test_hints_grow_by_what_was_waited_for_while_that_helps():
-    copy = Event("copy-start.2.0", "to_host", 1e-2)
-    wait = Event("copy-start.2.0", "to_host", 1e-3)
-    answers = {step_s: Compiled(80, step_s, 0.4, (copy,), (wait,)) for step_s in (9.0, 8.0, 7.0)}
-    worse = Compiled(80, 7.5, 0.4)
-    steps, hinted = iter([*answers.values(), worse]), []
-
-    def compile_plan(plan):
-        hinted.append(plan.hints.get("copy-start.2.0"))
-        return next(steps)
-
-    plan = make_plan(action="offload")
-    best, verified = compile_with_hints(plan, next(steps), compile_plan)
-    assert verified.step_s == 7.0
-    assert hinted == [11_000.0, 11_000.0 + 1_300.0, 11_000.0 + 2 * 1_300.0]
-    assert best.hints["copy-start.2.0"] == hinted[1]
-
-
 def search_at_speeds(asked, forecasts_s):
     """A search that notes each slowness it is asked for, whose plans have it as their seed."""
 
@@ -672,20 +564,6 @@ def test_what_fits_as_it_is_written_is_an_answer_however_slow():
     assert (found.is_empty, found.replayed_s) == (True, 2.0)
 
 
-@pytest.mark.parametrize(("to_beat_s", "rounds"), [(math.inf, 4), (6.0, 4), (5.9, 1)])
-def test_hints_that_cannot_catch_up_are_not_followed(to_beat_s, rounds):
-    """From 10 s to 9 s, and three times as much again is 6 s."""
-    steps, tried = iter([10.0, 9.0, 8.0, 7.0, 6.0]), []
-
-    def compile_plan(plan):
-        tried.append(plan)
-        return Compiled(80, next(steps), 5.0)
-
-    first = Compiled(80, next(steps), 5.0)
-    compile_with_hints(make_plan(action="offload"), first, compile_plan, to_beat_s)
-    assert len(tried) == rounds
-
-
 @pytest.mark.parametrize(("forecast_s", "is_compiled"), [(0.96, True), (0.98, False)])
 def test_a_plan_that_promises_little_is_not_compiled(forecast_s, is_compiled):
     compiled = []
@@ -710,72 +588,6 @@ def test_where_nothing_fits_without_copies_the_best_with_copies_stays():
 
     found = confirm_plan(search, lambda plan: Compiled(97, 4.0, 2.0), 100)
     assert found.replayed_s == 4.0
-
-
-def test_a_plan_that_hardly_waits_is_compiled_once():
-    compiled = []
-
-    def compile_plan(plan):
-        compiled.append(plan)
-        return Compiled(80, 2.0, 0.01)
-
-    confirm_plan(lambda aim, slowness: make_plan(action="offload"), compile_plan, 100)
-    assert len(compiled) == 1
-
-
-def test_copies_are_hinted_longer_than_they_take_for_they_queue():
-    events = [Event("fusion", "compute", 2e-6), Event("copy-start.7.0", "to_device", 10e-6)]
-    hints = hint_all([*events, Event("fusion", "compute", 9.0)])
-    assert hints["fusion"] == 2.0  # the first of several trips stands for all
-    assert hints["copy-start.7.0"] > 10.0
-
-
-def test_the_longest_wait_in_a_loop_counts_once():
-    waits = [Event("copy-start.7.0", "to_device", each) for each in (1e-6, 10e-6, 2e-6)]
-    events = [Event("copy-start.7.0", "to_device", 10e-6)]
-    longer = lengthen_hints({"fusion": 2.0, "copy-start.7.0": 11.0}, events, waits)
-    assert longer == {"fusion": 2.0, "copy-start.7.0": 11.0 + 13.0}
-
-
-@pytest.mark.parametrize(("stream", "once_us"), [("to_device", 22.0), ("to_host", 0.0)])
-def test_what_starts_beside_a_late_copy_counts_of_an_offload_once_it_is_late_again(stream, once_us):
-    """XLA takes the start of a copy for work as long as the copy."""
-    events = [
-        Event("copy-start.1", stream, 10e-6, start_s=0.0),
-        Event("fusion.1", "compute", 4e-6, start_s=0.0),
-        Event("copy-start.2", stream, 20e-6, start_s=10e-6),
-        Event("fusion.2", "compute", 4e-6, start_s=10e-6),  # the first was waited for until here
-        Event("copy-start.3", stream, 40e-6, start_s=30e-6),
-    ]
-    hints = hint_all(events)
-    waits = [Event("copy-start.1", stream, 6e-6)]
-    once = lengthen_hints(hints, events, waits)
-    assert once["copy-start.1"] == pytest.approx(11.0 + once_us + 1.3 * 6.0)
-    twice = lengthen_hints(once, events, waits)["copy-start.1"]
-    assert twice == pytest.approx(11.0 + 22.0 + 1.3 * (12.0 if once_us else 6.0))
-    assert {n: u for n, u in once.items() if n != "copy-start.1"} == {
-        n: u for n, u in hints.items() if n != "copy-start.1"
-    }
-
-
-@pytest.mark.parametrize(("stream", "is_found"), [("to_device", True), ("to_host", False)])
-def test_a_late_reload_is_hinted_earlier_even_if_hints_did_not_help_yet(stream, is_found):
-    wait = Event("copy-start.2.0", stream, 1e-3)
-    steps = iter([Compiled(80, 9.0, 0.4, waits=(wait,)), Compiled(80, 6.0)])
-    plan = make_plan(action="offload")
-    best, verified = compile_with_hints(plan, Compiled(80, 8.0, 0.4), lambda _: next(steps))
-    assert (verified.step_s, best is not plan) == ((6.0, True) if is_found else (8.0, False))
-
-
-def test_hints_name_an_instruction_as_it_is_called_while_it_is_scheduled():
-    hints = {"fusion": 2.0, "copy-start.7.0": 10.0}
-    options = overlap_options(hints)
-    with open(options["xla_gpu_pgle_profile_file_or_directory_path"]) as file:
-        text = file.read()
-    assert 'name: "fusion" cost_us: 2.0' in text
-    assert 'name: "copy-start.7.0"' in text
-    assert 'name: "copy-start.7"' in text
-    assert overlap_options(hints) == options
 
 
 def test_a_plan_asks_for_the_compiler_options_that_it_needs():
