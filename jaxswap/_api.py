@@ -12,6 +12,7 @@ from jaxswap._attempt import Asked, Attempts
 from jaxswap._collect import rare_collections
 from jaxswap._config import cache_dir, find_versions
 from jaxswap._confirm import confirm_plan, mark_confirmed
+from jaxswap._errors import BudgetInfeasibleError
 from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
 from jaxswap.apply.step import apply_decisions
@@ -139,13 +140,28 @@ def open_cache(step: Step, asked: Asked) -> PlanCache:
 def _search_and_confirm(attempts: Attempts, to_beat_s: float) -> Plan:
     problem = attempts.problem
     budget_bytes, peak_bytes = problem.budget_bytes, problem.baseline.peak_bytes
-    if budget_bytes < peak_bytes <= NEARLY * budget_bytes:
-        [verified] = attempts.compile_plans([empty := attempts.search(peak_bytes)])
-        if verified.device_bytes <= budget_bytes:
-            return mark_confirmed(empty, verified)
-    return confirm_plan(
-        attempts.search, attempts.compile_plans, budget_bytes, to_beat_s, attempts.adjust
-    )
+    is_near = budget_bytes < peak_bytes <= NEARLY * budget_bytes
+    if is_near and (written := _find_as_written(attempts)):
+        return written
+    try:
+        return confirm_plan(
+            attempts.search, attempts.compile_plans, budget_bytes, to_beat_s, attempts.adjust
+        )
+    except BudgetInfeasibleError:
+        # A forecast may be far too high, and an answer that nothing fits is the last word.
+        is_last = not is_near and to_beat_s == math.inf
+        if is_last and (written := _find_as_written(attempts)):
+            return written
+        raise
+
+
+def _find_as_written(attempts: Attempts) -> Plan | None:
+    """The empty plan, if the step fits once compiled as it is written."""
+    problem = attempts.problem
+    empty = attempts.search(problem.baseline.peak_bytes)
+    [verified] = attempts.compile_plans([empty])
+    fits = verified.device_bytes <= problem.budget_bytes
+    return mark_confirmed(empty, verified) if fits else None
 
 
 def apply(fn: Callable, plan: Plan) -> Callable:

@@ -65,6 +65,29 @@ def test_a_step_that_fits_is_left_alone():
     assert apply(step, found) is step
 
 
+@pytest.mark.gpu_compile
+def test_a_step_that_fits_once_compiled_is_left_alone_however_large_it_is_forecast():
+    """A gradient per sample: XLA fuses what the forecast has in memory."""
+    width, samples = 8, 16384
+
+    def private_step(weights, x):
+        loss = lambda w, row: jnp.mean((jnp.tanh(row @ w[0]) @ w[1]) ** 2)
+        grads = jax.vmap(jax.grad(loss), (None, 0))(weights, x)
+        norms = jax.vmap(lambda g: jnp.sqrt(sum(jnp.sum(each**2) for each in g)))(grads)
+        scale = jnp.minimum(1.0, 1.0 / norms)
+        return [
+            w - jnp.einsum("b...,b->...", g, scale) for w, g in zip(weights, grads, strict=True)
+        ]
+
+    weights = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * 2
+    args = weights, jax.ShapeDtypeStruct((samples, width), jnp.float32)
+    needed = verify(private_step, *args, device="rtx4090").device_bytes
+    forecast = plan(private_step, *args, budget="1GiB", device="rtx4090", confirm=False).forecast
+    assert forecast.peak_bytes > 1.5 * needed, "no longer a test of that"
+    found = plan(private_step, *args, budget=int(1.1 * needed), device="rtx4090", cache=False)
+    assert (found.is_empty, found.compiled_bytes) == (True, needed)
+
+
 def test_a_budget_below_the_floor_names_the_floor():
     with pytest.raises(BudgetInfeasibleError, match="Raise `budget` to at least"):
         plan(step, *ARGS, budget="1MiB", device="t4", planner="greedy", confirm=False)
