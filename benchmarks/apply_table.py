@@ -118,10 +118,9 @@ the compute time, passing over those for which the forecast has stalls. The batc
 the plan's forecast is at most 80 % of the device's memory: a step that does not fit XLA compiles to
 wait for every copy. Compiled without hints, and with hints from the replay while they help, as
 `jaxswap.plan` does. Replayed; asked for is under 5 % and no late reload, which is any wait for a
-reload of more than a microsecond. The scanned GPT on an RTX 4090 offloads four values that its
-body makes one right after another: XLA keeps two copies in flight, and waits for one to start the
-next. The LSTM waits for the one value that is copied outside its loops: XLA lets no copy run beside
-a loop that has copies of its own.""",
+reload of more than a microsecond. In the LSTM nothing could hide a copy outside its loops: the link
+carries copies in turn, and a loop with copies of its own would wait for it. Such values are passed
+over, since the forecast knows.""",
 }
 
 
