@@ -4,6 +4,7 @@
 arguments, and goes round again until the *compiled* step is within the budget.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from jaxswap._attempt import Asked, Attempts
 from jaxswap._collect import rare_collections
 from jaxswap._config import cache_dir, find_versions
 from jaxswap._confirm import confirm_plan, mark_confirmed
-from jaxswap._errors import BudgetInfeasibleError
+from jaxswap._errors import BudgetInfeasibleError, CompileError, MissingCompilerError
 from jaxswap._step import Step
 from jaxswap._terminal import shown_progress
 from jaxswap.apply.step import apply_decisions
@@ -149,9 +150,11 @@ def _search_and_confirm(attempts: Attempts, to_beat_s: float) -> Plan:
         )
     except BudgetInfeasibleError:
         # A forecast may be far too high, and an answer that nothing fits is the last word.
-        is_last = not is_near and to_beat_s == math.inf
-        if is_last and (written := _find_as_written(attempts)):
-            return written
+        is_untried = peak_bytes > NEARLY * budget_bytes >= NEARLY * problem.program.base_bytes
+        if is_untried and to_beat_s == math.inf:
+            with contextlib.suppress(CompileError, MissingCompilerError):
+                if written := _find_as_written(attempts):
+                    return written
         raise
 
 

@@ -9,7 +9,7 @@ planned as asked for, compiled, and compared by replay, and so on from the best 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,7 +32,7 @@ from jaxswap.plan.base import Solution, find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
 from jaxswap.plan.plan import Plan
 from jaxswap.plan.problem import Problem
-from jaxswap.verify.target import MAX_AT_ONCE
+from jaxswap.verify.target import open_pool
 from jaxswap.verify.verify import begin_verifying
 
 _QUICK = "exact"
@@ -79,7 +79,7 @@ def choose_batch_size(
     with (
         rare_collections(),
         shown_progress("choosing a batch size", progress) as show,
-        ThreadPoolExecutor(MAX_AT_ONCE) as pool,
+        open_pool() as pool,
     ):
         search = _Search(
             fn=fn,
@@ -106,7 +106,7 @@ class _Search:
     pool: Executor
 
     def __post_init__(self):
-        self.step_at = cache(self._make_step)  # what is traced of a size serves all its plans
+        self.steps: dict[int, Step] = {}  # what is traced of a size serves all its plans
         self.problem_at = cache(self._trace)
         self.samples: dict[int, batch.Sample] = {}
         self.plans: dict[int, Plan | None] = {}  # confirmed; None if none fits and is fast
@@ -148,13 +148,17 @@ class _Search:
             device=self.device.name,
         )
 
-    def _make_step(self, size: int) -> Step:
-        make_args = lambda: tuple(self.make_args(size))
-        return Step(fn=self.fn, make_args=make_args, donated=self.donated, device=self.device)
+    def _step(self, size: int) -> Step:
+        if size not in self.steps:
+            make_args = lambda: tuple(self.make_args(size))
+            self.steps[size] = Step(
+                fn=self.fn, make_args=make_args, donated=self.donated, device=self.device
+            )
+        return self.steps[size]
 
     def _trace(self, size: int) -> Problem:
         self.report(0, 1, f"tracing batch {size}")
-        program = self.step_at(size).program
+        program = self._step(size).program
         problem = Problem(program=program, device=self.device, budget_bytes=self.budget_bytes)
         tracks = problem.timeline.tracks
         rates = [t.recompute_s / t.kept_bytes for t in tracks if t.recompute_s and t.kept_bytes]
@@ -176,6 +180,7 @@ class _Search:
         _check_arguments(self.make_args, *first)
         for size in first:
             self.problem_at(size)
+            self.steps.pop(size)  # a trace is large, and hardly any of these is planned
         low, high = (self.samples[size].peak_bytes for size in first)
         per_sample = max((high - low) / (first[1] - first[0]), 1.0)
         fitting = int((self.budget_bytes - low) / per_sample) + first[0]
@@ -242,7 +247,7 @@ class _Search:
     def _begin(self, sizes: Iterable[int]) -> None:
         """Has sizes compiled as they are written, unless known, while they are traced."""
         for size in sizes:
-            step = self.step_at(size)
+            step = self._step(size)
             if open_cache(step, self.asked).load(self.budget_bytes) is None:
                 self.report(0, 1, f"compiling batch {size}")
                 begin_verifying(step.fn, step.make_args(), step.device, step.donated, self.pool)
@@ -252,11 +257,13 @@ class _Search:
         known = self.solved.get(size) if self.asked.planner == _QUICK else None
         try:
             return plan_to_beat(
-                self._find_to_beat_s(size), self.step_at(size), self.budget_bytes, self.asked,
+                self._find_to_beat_s(size), self._step(size), self.budget_bytes, self.asked,
                 self.report, known=known,
             )  # fmt: skip
         except (BudgetInfeasibleError, TooSlowError):
             return None
+        finally:
+            self.steps.pop(size, None)
 
     def _find_to_beat_s(self, size: int) -> float:
         """Seconds of a step from which on a planned size is not chosen: it gains too little."""

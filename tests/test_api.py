@@ -9,7 +9,8 @@ import pytest
 
 import jaxswap
 from jaxswap._api import apply, plan
-from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap._attempt import Attempts
+from jaxswap._errors import BadArgumentError, BudgetInfeasibleError, CompileError
 from jaxswap.apply.decision import Decision
 from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan
@@ -91,6 +92,21 @@ def test_a_step_that_fits_once_compiled_is_left_alone_however_large_it_is_foreca
 def test_a_budget_below_the_floor_names_the_floor():
     with pytest.raises(BudgetInfeasibleError, match="Raise `budget` to at least"):
         plan(step, *ARGS, budget="1MiB", device="t4", planner="greedy", confirm=False)
+
+
+@pytest.mark.parametrize(("budget", "is_possible"), [("24MiB", True), ("16MiB", False)])
+def test_where_nothing_fits_that_is_what_is_said(budget, is_possible, monkeypatch):
+    """Below its arguments, a step is not even compiled; above, the compiler may fail."""
+    compiled = []
+
+    def fail(self, plans):
+        compiled.extend(plans)
+        raise CompileError("no memory left")
+
+    monkeypatch.setattr(Attempts, "compile_plans", fail)
+    with pytest.raises(BudgetInfeasibleError, match="lowest peak"):
+        plan(step, *ARGS, budget=budget, device="rtx4090", cache=False)
+    assert [each.is_empty for each in compiled] == [True] * is_possible
 
 
 def test_an_unknown_planner_is_named():

@@ -10,10 +10,10 @@ from compiled_fakes import Compiled, Event, make_plan, one_by_one
 from jaxswap import _confirm
 from jaxswap._confirm import TooSlowError
 from jaxswap._errors import BudgetInfeasibleError
-from jaxswap.apply.decision import Decision
 from jaxswap.apply.limit import limit_options
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast
+from jaxswap.plan.plan import PlannedValue
 
 
 def confirm_plan(search, compile_plan, *args, **settings):
@@ -604,8 +604,7 @@ def test_a_plan_asks_for_the_compiler_options_that_it_needs():
 def test_a_plan_that_copies_in_loops_may_have_any_number_of_copies_under_way():
     limit = "xla_gpu_experimental_parallel_async_compute_limit"
     plan = make_plan(action="offload")
-    in_loop = {"0/3.body/0": Decision(action="offload")}
-    looped = dataclasses.replace(plan, decisions=in_loop, values={"0/3.body/0": plan.values["0/0"]})
+    looped = dataclasses.replace(plan, values={"0/0": PlannedValue(size_bytes=1, trips=12)})
     assert limit not in plan.compiler_options()
     assert looped.compiler_options()[limit] > 2
 

@@ -4,6 +4,8 @@ The loops are those of `programs.looped`: ops start | h z end | loss | dz dh | d
 in the forward pass and two in the backward pass, and a link of one byte per second.
 """
 
+import dataclasses
+
 import numpy as np
 import programs
 import pytest
@@ -13,6 +15,7 @@ from jaxswap.model.simulate import list_stays, settle_courses, simulate, simulat
 from jaxswap.model.timeline import build_timeline
 from jaxswap.plan.base import run_planner
 from jaxswap.plan.problem import Problem
+from jaxswap.program.ir import Loop
 
 
 def offload(ahead):
@@ -126,6 +129,16 @@ def test_a_loop_with_copies_waits_for_what_its_link_still_carries(big, h, stall_
     actions = [[ACTIONS.index("offload" if each else "keep") for each in asked.values()]]
     windows, aheads = ([[each[i] if each else 1 for each in asked.values()]] for i in (0, 1))
     assert simulate_many(timeline, actions, windows, aheads).stall_s[0] == pytest.approx(stall_s)
+
+
+def test_trips_of_a_loop_in_a_loop_are_those_of_both():
+    """An op's seconds are of all its trips, and one trip's are shared out among all."""
+    program = programs.looped(trips=4, size=1)
+    outer = Loop(first_op=0, last_op=len(program.ops) - 1, trips=8)
+    inner = [dataclasses.replace(loop, parent=len(program.loops)) for loop in program.loops]
+    nested = dataclasses.replace(program, loops=(*inner, outer))
+    scopes = build_timeline(nested, programs.UNIT, programs.EXACT).scopes
+    assert [scope.trips for scope in scopes] == [1, *[4 * 8] * len(inner), 8]
 
 
 def test_stays_are_what_the_forecast_counts():

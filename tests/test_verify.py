@@ -287,6 +287,64 @@ def test_what_fails_in_another_thread_is_tried_again_by_who_needs_it(jobs, monke
     assert target.compile_for(jnp.sin, args, t4).hlo_text == "module 1"
 
 
+def test_what_fails_before_it_is_compiled_can_be_asked_again(jobs, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    args, t4 = (shape(8),), Device.named("t4")
+    with monkeypatch.context() as patched:
+        patched.setattr(_compat, "can_compile_for_gpu_here", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            target.compile_for(jnp.sin, args, t4)
+    with ThreadPoolExecutor(1) as pool:
+        begun = target.begin_compiling(jnp.sin, args, t4, pool)
+        assert begun.result(timeout=60).hlo_text == "module 1"
+
+
+def test_no_more_than_two_steps_are_compiled_at_once_whoever_asks(jobs, monkeypatch):
+    compile_here, lock, is_under_way = target.compile_here, threading.Lock(), []
+    entered, may_go_on, most = threading.Semaphore(0), threading.Event(), []
+
+    def count(*job):
+        with lock:
+            is_under_way.append(job)
+            most.append(len(is_under_way))
+        entered.release()
+        may_go_on.wait()
+        answer = compile_here(*job)
+        with lock:
+            is_under_way.pop()
+        return answer
+
+    monkeypatch.setattr(target, "compile_here", count)
+    args, t4 = (shape(8),), Device.named("t4")
+    with ThreadPoolExecutor(4) as pool:
+        fns = (jnp.sin, jnp.cos, jnp.tan, jnp.tanh)
+        begun = [target.begin_compiling(fn, args, t4, pool) for fn in fns]
+        entered.acquire()
+        entered.acquire()
+        may_go_on.set()
+        assert len({each.result().hlo_text for each in begun}) == len(fns)
+    assert max(most) == 2
+
+
+def test_what_nobody_waits_for_is_not_begun(jobs, monkeypatch):
+    compile_here, may_go_on = target.compile_here, threading.Event()
+
+    def compile_slowly(*job):
+        may_go_on.wait()
+        return compile_here(*job)
+
+    monkeypatch.setattr(target, "compile_here", compile_slowly)
+    args, t4 = (shape(8),), Device.named("t4")
+    with target.open_pool() as pool:
+        fns = (jnp.sin, jnp.cos, jnp.tan, jnp.tanh)
+        begun = [target.begin_compiling(fn, args, t4, pool) for fn in fns]
+    may_go_on.set()
+    assert [each.cancelled() for each in begun] == [False, False, True, True]
+    assert all(each.result() for each in begun[:2])
+
+
 @pytest.mark.gpu_compile
 def test_steps_compiled_together_are_as_one_by_one(monkeypatch):
     steps = [

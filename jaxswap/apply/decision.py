@@ -54,16 +54,6 @@ class Decision:
             )
 
 
-def is_in_loop(name: str) -> bool:
-    """Whether a value, by its name, is made in the body of a loop.
-
-    Example:
-        >>> is_in_loop("0/12.body/5"), is_in_loop("0/12")
-        (True, False)
-    """
-    return ".body/" in name
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedValue:
     """One value of a differentiated function, as the planner sees it.

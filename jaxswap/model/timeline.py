@@ -8,6 +8,7 @@ applied schedule does (`jaxswap/apply/order.py`). They are counted within a *sco
 the step or the body of one loop, because a copy cannot leave the trip it was started in.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Scope:
     Attributes:
         first_op: its first op.
         end: the op after its last one.
-        trips: how often it runs each time it is entered.
+        trips: how often it runs in one step, within the loops that hold it.
         loops: the loops that hold it and itself, as positions in `Timeline.scopes`.
         turn_starts: where each turn starts, and `end` once more for what has no turn left.
         turn_ends: `first_op`, and then the op behind each turn.
@@ -226,10 +227,9 @@ def _sum_fixed(program: Program, lifetimes: list[liveness.Lifetime], decided: se
 
 def _build_scope(program: Program, loop: int | None) -> Scope:
     num_ops = len(program.ops)
-    first, end, trips = 0, num_ops, 1
+    first, end, loops = 0, num_ops, _list_loops(program, loop)
     if loop is not None:
-        held = program.loops[loop]
-        first, end, trips = held.first_op, held.last_op + 1, held.trips
+        first, end = program.loops[loop].first_op, program.loops[loop].last_op + 1
     spans = [liveness.span_from(program, op, loop) for op in range(num_ops)]
     heavy = {spans[op] for op in range(first, end) if program.ops[op].is_heavy}
     turns = sorted(heavy)
@@ -237,8 +237,8 @@ def _build_scope(program: Program, loop: int | None) -> Scope:
     return Scope(
         first_op=first,
         end=end,
-        trips=trips,
-        loops=_list_loops(program, loop),
+        trips=math.prod(program.loops[held - 1].trips for held in loops),
+        loops=loops,
         turn_starts=np.array([start for start, _ in turns] + [end], dtype=np.int64),
         turn_ends=np.concatenate([[first], ends]).astype(np.int64),
         turns_before=np.searchsorted(ends, np.arange(num_ops + 1), side="right"),

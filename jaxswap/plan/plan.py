@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxswap._units import format_bytes
-from jaxswap.apply.decision import Decision, is_in_loop
+from jaxswap.apply.decision import Decision
 from jaxswap.apply.limit import limit_options
 from jaxswap.apply.overlap import overlap_options
 from jaxswap.model.simulate import Forecast, simulate
@@ -159,7 +159,7 @@ class Plan:
         """
         if self.is_empty:
             return {}
-        in_loops = any(map(is_in_loop, self.names("offload")))
+        in_loops = any(self.values[name].trips > 1 for name in self.names("offload"))
         overlap = overlap_options(self.hints, in_loops=in_loops) if self.has_overlap else {}
         return overlap | limit_options(self.budget_bytes, self.memory_bytes, self.fixed_bytes)
 

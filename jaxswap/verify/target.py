@@ -7,6 +7,7 @@ this process where its JAX can do that, otherwise in a child whose environment l
 steps are compiled at once: the compiler takes one core, and leaves Python to others.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
@@ -37,7 +38,8 @@ _MAX_ANSWERS = 24
 _answers: dict[str, "Future[Compiled]"] = {}
 _answers_lock = threading.Lock()
 # More would wait for each other's memory rather than for a core.
-MAX_AT_ONCE = 2
+_MAX_AT_ONCE = 2
+_compilers = threading.BoundedSemaphore(_MAX_AT_ONCE)
 _INSTALL = (
     "Install it with `pip install 'jaxswap[gpu-compile]'` (about 700 MB: jax-cuda13-plugin and "
     "nvidia-cuda-nvcc; no GPU and no CUDA toolkit are needed)."
@@ -108,13 +110,23 @@ def compile_together(
     before it are compiled in others. The last has no need of another thread.
     """
     *others, (fn, options) = steps
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+    with open_pool() as pool:
         begun = [
             begin_compiling(each, args, device, pool, donate_argnums=donate_argnums, options=asked)
             for each, asked in others
         ]
         last = compile_for(fn, args, device, donate_argnums=donate_argnums, options=options)
         return [*(each.result() for each in begun), last]
+
+
+@contextlib.contextmanager
+def open_pool() -> Iterator[Executor]:
+    """Threads to compile in; at the end nothing is begun that nobody waited for."""
+    pool = ThreadPoolExecutor(_MAX_AT_ONCE)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def begin_compiling(
@@ -182,25 +194,27 @@ def _prepare(lowered: Any, device: Device, options: Mapping[str, Any] | None) ->
 def _answer(job: _Job) -> Compiled:
     """What the compiler says, has said before, or is about to say in another thread."""
     own: Future[Compiled] = Future()
-    with _answers_lock:
-        known = _answers.get(job.key)
-        if known is None:
-            while len(_answers) >= _MAX_ANSWERS:
-                del _answers[next(iter(_answers))]
-            _answers[job.key] = own
-    if known is not None:
-        return known.result()
-    compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
     try:
-        with _compat.use_compiler_settings(job.settings):
-            answer = compile_code(job.code, job.target, job.options)
+        with _answers_lock:
+            known = _answers.setdefault(job.key, own)
+            while len(_answers) > _MAX_ANSWERS:
+                del _answers[next(iter(_answers))]
+        if known is own:
+            with _compilers, _compat.use_compiler_settings(job.settings):
+                own.set_result(_compile_anywhere(job))
     except BaseException as error:
         with _answers_lock:  # who asks again may have more luck
-            _answers.pop(job.key, None)
-        own.set_exception(error)
+            if _answers.get(job.key) is own:
+                del _answers[job.key]
+        if not own.done():
+            own.set_exception(error)
         raise
-    own.set_result(answer)
-    return answer
+    return known.result()
+
+
+def _compile_anywhere(job: _Job) -> Compiled:
+    compile_code = compile_here if _compat.can_compile_for_gpu_here() else _compile_in_child
+    return compile_code(job.code, job.target, job.options)
 
 
 def as_jitted(fn: Callable, donate_argnums: tuple[int, ...] = ()) -> Any:
