@@ -274,6 +274,14 @@ def can_have_own_derivative(closed: Any) -> bool:
     return not any(isinstance(aval, AbstractRef) for aval in made)
 
 
+def remember_axis_names() -> Callable[[], contextlib.AbstractContextManager]:
+    """Binds the names of the mapped axes around this call again, wherever the result is entered."""
+    from jax._src import core
+
+    names = tuple(core.get_axis_env().axis_sizes.items())
+    return lambda: core.extend_axis_env_nd(names)
+
+
 def rename_effects(effects: Any, rename: Callable[[Any], Any]) -> Any:
     """Effects on references name the variable they act on: follows it to its new name."""
     if not effects:

@@ -33,11 +33,14 @@ class TracedStep:
 
     Attributes:
         closed: the step's `ClosedJaxpr` over the flattened arguments.
+        written: the same before calls were inlined. Of this one derivatives can be taken: it has
+            custom derivatives where the step has them.
         out_tree: the structure of its result.
         values: every value that can be decided about, in program order.
     """
 
     closed: Any
+    written: Any
     out_tree: Any
     values: tuple[NamedValue, ...]
 
@@ -47,12 +50,12 @@ def trace_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> TracedStep:
     namer = _Namer(lambda name: True)
     leaves, flat_step, out_trees = _flatten_step(fn, args, kwargs)
     with _compat.intercept_differentiation(namer.instrument):
-        closed = jax.make_jaxpr(flat_step)(*leaves)
-    closed, more = name_residuals(closed, namer.values)
+        written = jax.make_jaxpr(flat_step)(*leaves)
+    closed, more = name_residuals(written, namer.values)
     values = (*namer.values, *more)
     if not can_have_host_memory(closed):
         values = tuple(map(_without_offload, values))
-    return TracedStep(closed=closed, out_tree=out_trees[-1], values=values)
+    return TracedStep(closed=closed, written=written, out_tree=out_trees[-1], values=values)
 
 
 def can_have_host_memory(closed: Any) -> bool:

@@ -88,6 +88,8 @@ def apply_decisions(
     Limitations:
         Values inside kernels and the user's own `jax.checkpoint` regions have no names: their
         outputs have. Of branches and custom derivatives, what the backward pass reads has.
+        Derivatives of the result are those of `fn`, without offloads and recomputation; there are
+        none through offloads beside an `io_callback` or references.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -98,23 +100,18 @@ def apply_decisions(
         True
     """
     _check_default(default)
+    settings = {"min_heavy_bytes": min_heavy_bytes, "rest_as_written": rest_as_written}
 
     @functools.wraps(fn)
     def applied(*args, **kwargs):
         dynamic, rebuild = _split_static(args, kwargs)
         call = lambda *xs: fn(*(inner := rebuild(xs))[0], **inner[1])
-        settings = {"min_heavy_bytes": min_heavy_bytes, "rest_as_written": rest_as_written}
-        step = rewrite_step(
-            call,
-            decisions,
-            dynamic,
-            default=default,
-            inspect=lambda values: inspect(values, call, dynamic) if inspect else None,
-            **settings,
-        )
-        kept, otherwise = _without_offloads(decisions), "keep" if default == "offload" else default
-        keep_all = lambda xs: rewrite_step(call, kept, xs, default=otherwise, **settings)
-        return _run(step, keep_all, dynamic)
+        traced = place.trace_step(call, dynamic, {})
+        if inspect is not None:
+            inspect(traced.values, call, dynamic)
+        if _leaves_as_written(decisions, default):
+            return _evaluate(_as_written(traced, decisions, call, dynamic, {}), dynamic)
+        return _run(traced, decisions, dynamic, default=default, **settings)
 
     return applied
 
@@ -127,28 +124,34 @@ def apply_traced(
     rest_as_written: bool = False,
 ) -> Callable:
     """`apply_decisions` to a step that was traced before, for arguments as in that trace."""
-    rewrite = functools.partial(rewrite_traced, traced, rest_as_written=rest_as_written)
-    kept = _without_offloads(decisions)
 
     @functools.wraps(fn)
     def applied(*args):
-        return _run(rewrite(decisions), lambda xs: rewrite(kept), jax.tree.leaves(args))
+        return _run(traced, decisions, jax.tree.leaves(args), rest_as_written=rest_as_written)
 
     return applied
 
 
-def _run(step: AppliedStep, keep_all: Callable, arrays: Sequence[Any]) -> Any:
-    """Runs an applied step; derivatives are taken of the one that `keep_all` gives."""
-    if step.offloaded:
-        out = run_applied(step.closed, lambda xs: keep_all(xs).closed, arrays)
-    else:
-        out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *arrays)
+def _run(
+    traced: place.TracedStep,
+    decisions: Mapping[str, Decision],
+    arrays: Sequence[Any],
+    *,
+    default: Action = "recompute",
+    **settings: Any,
+) -> Any:
+    """Runs a traced step as decided; derivatives are taken of it as it is written."""
+    step = rewrite_traced(traced, decisions, default=default, **settings)
+    has_own = lambda eqn: eqn.primitive in jx.custom_primitives
+    if not step.offloaded and not jaxprs.any_equation(traced.written.jaxpr, has_own):
+        return _evaluate(step, arrays)
+    out = run_applied(step.closed, schedule.remove_traces(traced.written), arrays)
     return jax.tree.unflatten(step.out_tree, out)
 
 
-def _without_offloads(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
-    keep = Decision(action="keep")
-    return {n: keep if d.action == "offload" else d for n, d in decisions.items()}
+def _evaluate(step: AppliedStep, arrays: Sequence[Any]) -> Any:
+    out = jx.eval_jaxpr(step.closed.jaxpr, step.closed.consts, *arrays)
+    return jax.tree.unflatten(step.out_tree, out)
 
 
 def rewrite_step(
@@ -160,25 +163,36 @@ def rewrite_step(
     default: Action = "recompute",
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
     rest_as_written: bool = False,
-    inspect: Callable[[Sequence[NamedValue]], None] | None = None,
 ) -> AppliedStep:
     """Rewrites a step for one signature, checks it, and says what became of the decisions."""
     _check_default(default)
     traced = place.trace_step(fn, args, dict(kwargs or {}))
-    if inspect is not None:
-        inspect(traced.values)
-    if default == "keep" and all(d.action == "keep" for d in decisions.values()):
-        _check_names(decisions, traced.values)
-        plain = place.trace_plain(fn, args, dict(kwargs or {}))
-        return AppliedStep(
-            closed=plain, out_tree=traced.out_tree, values=traced.values, offloaded=(), demoted={}
-        )
+    if _leaves_as_written(decisions, default):
+        return _as_written(traced, decisions, fn, args, dict(kwargs or {}))
     return rewrite_traced(
         traced,
         decisions,
         default=default,
         min_heavy_bytes=min_heavy_bytes,
         rest_as_written=rest_as_written,
+    )
+
+
+def _leaves_as_written(decisions: Mapping[str, Decision], default: Action) -> bool:
+    return default == "keep" and all(d.action == "keep" for d in decisions.values())
+
+
+def _as_written(
+    traced: place.TracedStep,
+    decisions: Mapping[str, Decision],
+    fn: Callable,
+    args: Sequence[Any],
+    kwargs: dict,
+) -> AppliedStep:
+    _check_names(decisions, traced.values)
+    plain = place.trace_plain(fn, args, kwargs)
+    return AppliedStep(
+        closed=plain, out_tree=traced.out_tree, values=traced.values, offloaded=(), demoted={}
     )
 
 
