@@ -3,9 +3,10 @@
 Input: a `Panel` (a model on a GPU), and for those that take one a budget. Output: figures, as
 plain data: device bytes as compiled, host bytes, the step's seconds and stalls as replayed
 (measured where the GPU is attached).
-The one convention: everybody is compiled for the same GPU with *memory to spare*, so that XLA's
-own rematerialisation does not mix into what a policy or a plan does. Only the step as written
-and XLA's own rows get the memory that they are about.
+The one convention: policies are compiled for the same GPU with *memory to spare*, so that XLA's
+own rematerialisation does not mix into what they do. The step as written and XLA's own rows get
+the memory that they are about; plans the GPU's own, or their budget where that is more, since a
+plan tells XLA its budget as a share of the memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -113,7 +114,8 @@ def _run_planner(panel: Panel, unplanned: Figures, budget_bytes: int, *, planner
     import jaxswap
 
     del unplanned
-    workload, device = panel.build(), panel.gpu(AMPLE_BYTES)
+    workload = panel.build()
+    device = panel.gpu(max(panel.gpu().memory_bytes, budget_bytes))
     found = jaxswap.plan(
         workload.step,
         *workload.args,
