@@ -4,7 +4,8 @@ Input: a plan, its compiled step, and a way to compile others. Output: the plan 
 under which the step is fastest, or without any, and that step.
 Hints come from the replay (`apply/hints.py`), of two kinds: of kernels alone, and of copies as
 well. Neither is always better, so both are compiled, at once; the better one is told, in further
-rounds, that the copies which were waited for take longer.
+rounds, that the copies which were waited for take longer. A scheduler that knows how long copies
+take may have so many under way that the step no longer fits: then its limit is made tight.
 """
 
 import dataclasses
@@ -44,8 +45,11 @@ def compile_with_hints(
         if not _waits(best[1]) or not can_win(best[1], to_beat_s):
             break
         hinted = [dataclasses.replace(found, hints=hints) for hints in tried]
-        done = zip(hinted, compile_plans(hinted), strict=True)
-        fitting = [each for each in done if each[1].device_bytes <= found.budget_bytes]
+        fitting = _list_fitting(hinted, compile_plans)
+        if not fitting and not found.has_tight_limit:
+            found = dataclasses.replace(found, has_tight_limit=True)
+            tight = [dataclasses.replace(each, has_tight_limit=True) for each in hinted]
+            fitting = _list_fitting(tight, compile_plans)
         if not fitting:
             break
         better = min(fitting, key=step_s)
@@ -57,6 +61,11 @@ def compile_with_hints(
             break
         tried = [_lengthen(*better)]
     return best
+
+
+def _list_fitting(plans: Sequence[Plan], compile_plans: Compile) -> list[Fitting]:
+    done = zip(plans, compile_plans(plans), strict=True)
+    return [each for each in done if each[1].device_bytes <= each[0].budget_bytes]
 
 
 def step_s(fitting: Fitting) -> float:

@@ -18,6 +18,7 @@ from benchmarks.models import WORKLOADS
 from benchmarks.models._remat import find_policy
 from benchmarks.panels import MODELS, Panel
 from jaxswap._errors import BadArgumentError, BudgetInfeasibleError
+from jaxswap.model.device import Device
 from jaxswap.plan.base import planners
 
 FIGURES = {"device_bytes": 1000, "temp_bytes": 900, "step_s": 0.5, "time_is": "replayed"}
@@ -99,7 +100,10 @@ def test_planner_figures_are_those_of_the_plan(monkeypatch):
     run = list_contenders("gpt-tiny")["exact"].run
     figures = run(PLANNED.panel, FIGURES, 12345)
     assert (asked["budget"], asked["planner"], asked["confirm"]) == (12345, "exact", True)
-    assert asked["device"].memory_bytes > 10**12  # XLA's own rematerialisation stays out
+    own_bytes = Device.named(PLANNED.device).memory_bytes
+    assert asked["device"].memory_bytes == own_bytes  # as a user's plan is compiled
+    run(PLANNED.panel, FIGURES, 2 * own_bytes)
+    assert asked["device"].memory_bytes == 2 * own_bytes  # a budget that this GPU does not hold
     assert (figures["device_bytes"], figures["step_s"], figures["host_bytes"]) == (8, 0.25, 7)
     assert figures["decided"] == {"keep": 0, "offload": 1, "recompute": 0}
 

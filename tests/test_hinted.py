@@ -100,6 +100,36 @@ def test_hints_grow_by_what_was_waited_for_while_that_helps(is_kernels, expected
     assert best.hints["copy-start.2.0"] == hinted[1]
 
 
+@pytest.mark.parametrize("is_tight_enough", [True, False])
+def test_hints_that_take_too_much_memory_are_compiled_with_a_tight_limit(is_tight_enough):
+    asked = []
+
+    def compile_plan(plan):
+        asked.append(plan.has_tight_limit)
+        return Compiled(99 if plan.has_tight_limit and is_tight_enough else 101, 1.5)
+
+    first = Compiled(97, 2.0, 0.5, (KERNEL, COPY))
+    best, verified = compile_with_hints(first, compile_plan)
+    assert asked == [False, False, True, True]
+    assert best.has_tight_limit == bool(best.hints) == is_tight_enough
+    assert verified.timeline.step_s == (1.5 if is_tight_enough else 2.0)
+
+
+def test_rounds_of_hints_go_on_with_the_tight_limit():
+    asked, steps = [], iter([9.0, 9.5, 8.0, 7.0, 6.0])
+
+    def compile_plan(plan):
+        asked.append(plan.has_tight_limit)
+        if not plan.has_tight_limit:
+            return Compiled(101, 1.0)
+        return Compiled(80, next(steps), 0.4, (COPY,), (WAIT,))
+
+    best, verified = compile_with_hints(Compiled(80, 10.0, 0.4, (COPY,)), compile_plan)
+    assert verified.timeline.step_s == 6.0
+    assert best.has_tight_limit
+    assert asked == [False, False, True, True, True, True, True]
+
+
 def test_a_copy_that_xla_guesses_too_short_is_hinted_longer_than_that():
     copy, wait = Event("copy-start.2", "to_device", 1e-3), Event("copy-start.2", "to_device", 2e-3)
     assert lengthen_hints({}, [copy], [wait]) == {"copy-start.2": 5000.0 + 1.3 * 2000.0}

@@ -76,7 +76,7 @@ def test_plans_that_differ_in_one_decision_print_one_line_apart(plan):
     ("change", "message"),
     [
         (lambda d: d.update(format="other"), r'"format": "jaxswap.plan"'),
-        (lambda d: d.update(version=99), r"not a plan file: it is of version 99.*version 1"),
+        (lambda d: d.update(version=99), r"not a plan file: it is of version 99.*version 2"),
         (lambda d: d.pop("device"), r"lacks device.*Plan.save"),
         (lambda d: d.update(extra=1), r"has unknown extra"),
         (lambda d: d.update(seed="x"), r"has `seed` = 'x'.*int there"),

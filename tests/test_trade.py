@@ -6,8 +6,8 @@ import numpy as np
 import programs
 from test_plan_planners import make_problem
 
-from jaxswap.plan.improve import repair
 from jaxswap.plan.problem import KEEP_GENE, RECOMPUTE_GENE, Problem
+from jaxswap.plan.repair import repair
 from jaxswap.plan.trade import trade
 
 

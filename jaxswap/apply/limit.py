@@ -8,8 +8,9 @@ that JAX may use (`GetSchedulerMemoryLimit`). Above it, it rematerialises: a pla
 device would be recomputed once more, for nothing. Far below it, its latency-hiding scheduler takes
 memory as free, and holds what a plan wants gone. So a planned step's limit is its budget, and some
 more: XLA counts more bytes before it has assigned buffers than after, and recomputes what a plan
-keeps if that is above the limit. It is told in whole percents of the memory: on a large device a
-small budget's limit is well above it.
+keeps if that is above the limit. A *tight* limit is the budget itself: a scheduler that knows how
+long copies take reloads as early as its limit lets it. XLA is told in whole percents of the memory:
+on a large device a small budget's limit is well above it.
 """
 
 import math
@@ -21,20 +22,26 @@ _MAX_PERCENT = 1000
 _SLACK = 1.2
 
 
-def limit_options(budget_bytes: int, memory_bytes: int, fixed_bytes: int) -> dict[str, Any]:
+def limit_options(
+    budget_bytes: int, memory_bytes: int, fixed_bytes: int, *, is_tight: bool = False
+) -> dict[str, Any]:
     """The XLA option that sets the limit; none where XLA cannot be told.
 
     Args:
         budget_bytes: what the step may need.
         memory_bytes: of the device, as far as JAX may use it.
         fixed_bytes: arguments + outputs − aliased.
+        is_tight: whether the limit is the budget, and no more.
 
     Example:
         >>> limit_options(55, 100, 10)
         {'xla_gpu_memory_limit_slop_factor': 60}
+        >>> limit_options(55, 100, 10, is_tight=True)
+        {'xla_gpu_memory_limit_slop_factor': 50}
     """
     there = memory_bytes - fixed_bytes
     temporaries = budget_bytes - fixed_bytes
     if there <= 0 or temporaries <= 0:
         return {}
-    return {_OPTION: min(math.ceil(100 * _SLACK * temporaries / there), _MAX_PERCENT)}
+    slack = 1.0 if is_tight else _SLACK
+    return {_OPTION: min(math.ceil(100 * slack * temporaries / there), _MAX_PERCENT)}

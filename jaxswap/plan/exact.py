@@ -18,7 +18,7 @@ from jaxswap.model.device import Progress
 from jaxswap.model.timeline import Ints
 from jaxswap.plan.base import Solution, make_solution
 from jaxswap.plan.greedy import build_ladder
-from jaxswap.plan.improve import descend, give_back, repair
+from jaxswap.plan.improve import descend, give_back
 from jaxswap.plan.milp import Relaxed, solve_relaxed
 from jaxswap.plan.problem import (
     FIRST_OFFLOAD_GENE,
@@ -27,6 +27,7 @@ from jaxswap.plan.problem import (
     Genes,
     Problem,
 )
+from jaxswap.plan.repair import repair
 
 _MAX_ROWS = 300
 _BATCH = 4096

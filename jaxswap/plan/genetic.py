@@ -25,10 +25,15 @@ import numpy as np
 from jaxswap.model.device import Progress
 from jaxswap.plan.base import Planner, Solution, make_solution
 from jaxswap.plan.breed import OwnGenes, SharedGenes, run_pygad
+from jaxswap.plan.exchange import exchange
 from jaxswap.plan.greedy import build_ladder
-from jaxswap.plan.improve import choose_freeing, descend, find_lowest, give_back, repair
+from jaxswap.plan.improve import descend, find_lowest, give_back
 from jaxswap.plan.problem import KEEP_GENE, Genes, Problem
+from jaxswap.plan.repair import choose_freeing, repair
 from jaxswap.plan.trade import trade
+
+_STARTS = 4  # of descents
+_WORTHWHILE = 1.0 - 1e-6  # of a cost: what gains less is not pursued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,7 @@ class Genetic:
     population: int = 128
     num_generations: int = 60
     patience: int = 12
-    max_op_evaluations: float = 2e7
+    max_op_evaluations: float = 5e7
     mutation_probability: float = 0.05
     seeds: tuple[str, ...] | None = None
     time_limit_s: float | None = None
@@ -179,9 +184,9 @@ class _Search:
         return on_generation
 
     def descend(self) -> None:
-        """Improves the best answers by single changes and pairs, then kicks the best about."""
-        for genes in self._spread_out(4):
-            self._descend_from(genes, with_pairs=True)
+        """Improves the best answers by small changes, then kicks the best about."""
+        for genes in self._spread_out(_STARTS):
+            self._exchange_from(self._descend_from(genes, with_pairs=True))
         while not self._is_spent():
             best = self.costs[0]
             for _ in range(self.settings.patience):
@@ -193,6 +198,18 @@ class _Search:
         cost = self.problem.costs_of(spare)
         if cost[0] <= self.costs[0]:
             self.pool[0], self.costs[0] = spare[0], cost[0]
+
+    def _exchange_from(self, genes: Genes) -> None:
+        """Changes a choice, and others that make up for it, as long as that helps."""
+        cost = float(self._count(genes[None])[0])
+        while not self._is_spent():
+            found, costs = exchange(self.problem, genes, self.rng)
+            self.evaluations += len(found)
+            self.add(found, costs)
+            if costs.min() >= cost * _WORTHWHILE:
+                break
+            genes = self._descend_from(found[int(costs.argmin())], with_pairs=False)
+            cost = float(self._count(genes[None])[0])
 
     def _spread_out(self, count: int) -> Genes:
         """The best answer, and others of the pool that differ most from those before them."""
@@ -211,9 +228,9 @@ class _Search:
         kicked = np.where(self.rng.random(len(genes)) < share, other, genes)
         return repair(self.problem, kicked[None], self.rng)[0][0]
 
-    def _descend_from(self, genes: Genes, *, with_pairs: bool) -> None:
+    def _descend_from(self, genes: Genes, *, with_pairs: bool) -> Genes:
         if self._is_spent():
-            return
+            return genes
         better = descend(
             self.problem,
             genes,
@@ -224,7 +241,9 @@ class _Search:
         )
         traded = trade(self.problem, better, self._count)
         found = np.array([better, traded])
-        self.add(found, self.problem.costs_of(found))
+        costs = self.problem.costs_of(found)
+        self.add(found, costs)
+        return found[int(costs.argmin())]
 
     def _count(self, genes: Genes) -> np.ndarray:
         self.evaluations += len(genes)

@@ -1,16 +1,15 @@
-"""Improve: how does an answer get better, or within its budget, by small changes?
+"""Improve: how does an answer get better by small changes?
 
-Input: answers (rows of genes, see `Problem`). Output: answers that are no worse. Every trial
-of a round is simulated in one batch, because a hundred plans cost hardly more than one.
+Input: an answer (a row of genes, see `Problem`). Output: one that is no worse. Every trial of a
+round is simulated in one batch, because a hundred plans cost hardly more than one.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxswap.model.population import Forecasts
 from jaxswap.model.simulate import Forecast
-from jaxswap.model.timeline import Floats, Ints
+from jaxswap.model.timeline import Floats
 from jaxswap.plan.problem import (
     FIRST_OFFLOAD_GENE,
     KEEP_GENE,
@@ -133,92 +132,6 @@ def give_back(problem: Problem, genes: Genes, *, max_rounds: int = 8) -> Genes:
         row = int(joint.argmin()) if joint.min() < joint[row] * (1.0 - EPSILON) else row
         genes, cost = together[row], min(float(joint[row]), cost)
     return genes
-
-
-def repair(
-    problem: Problem, genes: Genes, rng: np.random.Generator, *, max_rounds: int = 3
-) -> tuple[Genes, Floats]:
-    """Brings answers `[answers, candidates]` closer to the budget, where they exceed it.
-
-    What lies idle at an answer's peak leaves, the largest first with some chance, until as
-    many bytes have left as are too many.
-
-    Returns:
-        The answers, and what they cost.
-    """
-    genes = genes.copy()
-    forecasts = problem.evaluate(genes)
-    costs = problem.costs(forecasts)
-    for _ in range(max_rounds):
-        over = np.flatnonzero(problem.overshoot_bytes(forecasts) > 0)
-        if not len(over):
-            break
-        subset = _pick(forecasts, over)
-        trial = _free_idle(problem, genes[over], subset, rng)
-        trial = _spare_host(problem, trial, subset, rng)
-        again = problem.evaluate(trial)
-        new_costs = problem.costs(again)
-        better = new_costs < costs[over]
-        genes[over[better]] = trial[better]
-        costs[over[better]] = new_costs[better]
-        if not better.any():
-            break
-        for name in Forecasts.__dataclass_fields__:
-            getattr(forecasts, name)[over[better]] = getattr(again, name)[better]
-    return genes, costs
-
-
-def _pick(forecasts: Forecasts, rows: Ints) -> Forecasts:
-    names = Forecasts.__dataclass_fields__
-    return Forecasts(**{name: getattr(forecasts, name)[rows] for name in names})
-
-
-def choose_freeing(problem: Problem, rng: np.random.Generator, num_plans: int) -> Genes:
-    """For each plan and candidate, a choice by which it leaves; "keep" where there is none."""
-    allowed = problem.options.is_allowed
-    num_candidates, num_options = allowed.shape
-    weights = rng.random((num_plans, num_candidates, num_options)) * allowed
-    weights[:, :, KEEP_GENE] = 0.0
-    # As likely recomputed as offloaded, in whichever way.
-    weights[:, :, RECOMPUTE_GENE] **= 1.0 / max(num_options - FIRST_OFFLOAD_GENE, 1)
-    best = weights.argmax(axis=2)
-    return np.where(weights.max(axis=2) > 0, best, KEEP_GENE)
-
-
-def _free_idle(
-    problem: Problem, genes: Genes, forecasts: Forecasts, rng: np.random.Generator
-) -> Genes:
-    tracks = problem.timeline.tracks
-    left = np.array([t.read_end for t in tracks])
-    needed = np.array([t.needed for t in tracks])
-    size = np.array([t.kept_bytes for t in tracks])
-    peak = forecasts.peak_op[:, None]
-    choice = choose_freeing(problem, rng, len(genes))
-    is_idle = (left <= peak) & (peak < needed) & (genes == KEEP_GENE) & (choice != KEEP_GENE)
-    order = np.argsort(-size * is_idle * rng.uniform(0.2, 1.0, genes.shape), axis=1)
-    freed = np.cumsum(np.take_along_axis(size * is_idle, order, axis=1), axis=1)
-    too_many = np.maximum(forecasts.peak_bytes - problem.budget_bytes, 0)[:, None]
-    needs_more = np.concatenate([np.zeros((len(genes), 1)), freed[:, :-1]], axis=1) < too_many
-    leaves = np.zeros(genes.shape, dtype=bool)
-    np.put_along_axis(leaves, order, needs_more, axis=1)
-    leaves &= is_idle
-    # Nothing idle is left to free: the copies under way are too long on the device.
-    stuck = ~leaves.any(axis=1, keepdims=True) & (too_many > 0)
-    shortest = problem.options.is_allowed[:, FIRST_OFFLOAD_GENE]
-    shrinks = stuck & (genes > FIRST_OFFLOAD_GENE) & shortest
-    genes = np.where(leaves, choice, genes)
-    return np.where(shrinks, FIRST_OFFLOAD_GENE, genes)
-
-
-def _spare_host(
-    problem: Problem, genes: Genes, forecasts: Forecasts, rng: np.random.Generator
-) -> Genes:
-    if problem.host_budget_bytes is None:
-        return genes
-    is_over = (forecasts.host_bytes > problem.host_budget_bytes)[:, None]
-    back = np.where(problem.options.is_allowed[:, RECOMPUTE_GENE], RECOMPUTE_GENE, KEEP_GENE)
-    drops = is_over & (genes >= FIRST_OFFLOAD_GENE) & (rng.random(genes.shape) < 0.5)
-    return np.where(drops, back, genes)
 
 
 def find_floor(problem: Problem) -> Forecast:

@@ -19,7 +19,7 @@ from jaxswap.model.simulate import Forecast
 from jaxswap.plan.plan import Plan, PlannedValue
 
 FORMAT = "jaxswap.plan"
-VERSION = 1
+VERSION = 2
 
 _FORECAST = tuple(each.name for each in fields(Forecast) if each.name != "bytes_at")
 _PLAN = tuple(each.name for each in fields(Plan) if each.name != "values")
@@ -35,7 +35,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "planner": (str,), "seed": (int,), "fingerprint": (str,), "is_confirmed": (bool,),
     "always_kept": (list,), "compiled_bytes": (int, type(None)), "hints": (dict,),
     "replayed_s": (int, float, type(None)), "overlaps": (bool,), "rest_as_written": (bool,),
-    "memory_bytes": (int,), "fixed_bytes": (int,),
+    "has_tight_limit": (bool,), "memory_bytes": (int,), "fixed_bytes": (int,),
     "size_bytes": (int,), "label": (str,), "source": (str,), "primitive": (str,),
     "shape": (list,), "dtype": (str,), "trips": (int,), "action": (str,),
     "window_ops": (int,), "reload_ahead_ops": (int,),
