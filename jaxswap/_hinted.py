@@ -5,7 +5,7 @@ under which the step is fastest, or without any, and that step.
 Hints come from the replay (`apply/hints.py`), of two kinds: of kernels alone, and of copies as
 well. Neither is always better, so both are compiled, at once; the better one is told, in further
 rounds, that the copies which were waited for take longer. A scheduler that knows how long copies
-take may have so many under way that the step no longer fits: then its limit is made tight.
+take may have so many under way that the step no longer fits: then its limit is the budget.
 """
 
 import dataclasses
@@ -46,13 +46,10 @@ def compile_with_hints(
             break
         hinted = [dataclasses.replace(found, hints=hints) for hints in tried]
         fitting = _list_fitting(hinted, compile_plans)
-        if not fitting and not found.has_tight_limit:
-            found = dataclasses.replace(found, has_tight_limit=True)
-            tight = [dataclasses.replace(each, has_tight_limit=True) for each in hinted]
-            fitting = _list_fitting(tight, compile_plans)
         if not fitting:
             break
         better = min(fitting, key=step_s)
+        found = dataclasses.replace(found, limit_bytes=better[0].limit_bytes)
         gain_s = max(step_s(best) - step_s(better), 0.0)
         best = min(best, better, key=step_s)
         # A reload that came late comes earlier next time; who else gains nothing gains no more.
@@ -64,7 +61,16 @@ def compile_with_hints(
 
 
 def _list_fitting(plans: Sequence[Plan], compile_plans: Compile) -> list[Fitting]:
-    done = zip(plans, compile_plans(plans), strict=True)
+    """Those that fit; what does not is compiled once more if XLA can be told a lower limit."""
+    done = list(zip(plans, compile_plans(plans), strict=True))
+    limited = []
+    for plan, verified in done:
+        if verified.device_bytes > plan.budget_bytes:
+            lower = dataclasses.replace(plan, limit_bytes=plan.budget_bytes)
+            # In whole percents it may be the same.
+            limited += [lower] if lower.compiler_options() != plan.compiler_options() else []
+    if limited:
+        done += zip(limited, compile_plans(limited), strict=True)
     return [each for each in done if each[1].device_bytes <= each[0].budget_bytes]
 
 

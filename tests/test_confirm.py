@@ -598,7 +598,7 @@ def test_a_plan_asks_for_the_compiler_options_that_it_needs():
     assert sized("keep").compiler_options() == {}
     assert sized("recompute").compiler_options() == limit(54)  # 80 of 180, and a fifth
     assert sized("offload").compiler_options() == overlap_options({}) | limit(54)
-    tight = dataclasses.replace(sized("recompute"), has_tight_limit=True)
+    tight = dataclasses.replace(sized("recompute"), limit_bytes=100)
     assert tight.compiler_options() == limit(45)
     assert make_plan(action="recompute").compiler_options() == {}
 
@@ -630,8 +630,8 @@ def test_the_limit_is_the_budget_and_a_fifth_in_percent_of_what_xla_takes_as_the
 
 
 @pytest.mark.parametrize(
-    ("budget", "memory", "expected"), [(100, 100, 100), (95, 115, 83), (10**6, 100, 1000)]
+    ("limit", "memory", "expected"), [(100, 100, 100), (95, 115, 83), (10**6, 100, 1000)]
 )
-def test_a_tight_limit_is_the_budget_rounded_up(budget, memory, expected):
-    found = limit_options(budget, memory, 0, is_tight=True)
+def test_a_limit_is_rounded_up(limit, memory, expected):
+    found = limit_options(1, memory, 0, limit)
     assert found == {"xla_gpu_memory_limit_slop_factor": expected}

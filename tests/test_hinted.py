@@ -1,5 +1,6 @@
 """Hinted: rounds of hints, of which the fastest stays, and what the hints are."""
 
+import dataclasses
 import math
 
 import pytest
@@ -100,34 +101,74 @@ def test_hints_grow_by_what_was_waited_for_while_that_helps(is_kernels, expected
     assert best.hints["copy-start.2.0"] == hinted[1]
 
 
-@pytest.mark.parametrize("is_tight_enough", [True, False])
-def test_hints_that_take_too_much_memory_are_compiled_with_a_tight_limit(is_tight_enough):
+LIMITED = dataclasses.replace(PLAN, memory_bytes=200)  # XLA's limit is 60 % of it, or 50 %
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_hints_that_take_too_much_memory_are_compiled_with_the_budget_as_limit(is_enough):
     asked = []
 
     def compile_plan(plan):
-        asked.append(plan.has_tight_limit)
-        return Compiled(99 if plan.has_tight_limit and is_tight_enough else 101, 1.5)
+        asked.append(plan.limit_bytes)
+        return Compiled(99 if plan.limit_bytes and is_enough else 101, 1.5)
 
     first = Compiled(97, 2.0, 0.5, (KERNEL, COPY))
-    best, verified = compile_with_hints(first, compile_plan)
-    assert asked == [False, False, True, True]
-    assert best.has_tight_limit == bool(best.hints) == is_tight_enough
-    assert verified.timeline.step_s == (1.5 if is_tight_enough else 2.0)
+    best, verified = compile_with_hints(first, compile_plan, plan=LIMITED)
+    assert asked == [None, None, 100, 100]
+    assert best.limit_bytes == (100 if is_enough else None)
+    assert bool(best.hints) == is_enough
+    assert verified.timeline.step_s == (1.5 if is_enough else 2.0)
 
 
-def test_rounds_of_hints_go_on_with_the_tight_limit():
+def test_hints_of_copies_have_a_lower_limit_although_those_of_kernels_fit():
+    def compile_plan(plan):
+        if "copy-start.2.0" not in plan.hints:
+            return Compiled(80, 2.1)
+        return Compiled(99, 1.5) if plan.limit_bytes else Compiled(101, 1.4)
+
+    first = Compiled(97, 2.0, 0.5, (KERNEL, COPY))
+    best, verified = compile_with_hints(first, compile_plan, plan=LIMITED)
+    assert verified.timeline.step_s == 1.5
+    assert best.limit_bytes == 100
+
+
+def test_what_xla_cannot_be_told_is_not_compiled_again():
+    asked = []
+    first = Compiled(97, 2.0, 0.5, (KERNEL, COPY))
+    large = dataclasses.replace(PLAN, memory_bytes=10_000)  # 1.2 and 1.0 %: 2 and 1
+    larger = dataclasses.replace(PLAN, memory_bytes=20_000)  # 1 % either way
+    for plan, compiled in ((large, 4), (larger, 2)):
+        asked.clear()
+        compile_with_hints(first, lambda plan: asked.append(plan) or Compiled(101, 1.0), plan=plan)
+        assert len(asked) == compiled
+
+
+def test_rounds_of_hints_go_on_with_the_lower_limit():
     asked, steps = [], iter([9.0, 9.5, 8.0, 7.0, 6.0])
 
     def compile_plan(plan):
-        asked.append(plan.has_tight_limit)
-        if not plan.has_tight_limit:
+        asked.append(plan.limit_bytes)
+        if not plan.limit_bytes:
             return Compiled(101, 1.0)
         return Compiled(80, next(steps), 0.4, (COPY,), (WAIT,))
 
-    best, verified = compile_with_hints(Compiled(80, 10.0, 0.4, (COPY,)), compile_plan)
+    first = Compiled(80, 10.0, 0.4, (COPY,))
+    best, verified = compile_with_hints(first, compile_plan, plan=LIMITED)
     assert verified.timeline.step_s == 6.0
-    assert best.has_tight_limit
-    assert asked == [False, False, True, True, True, True, True]
+    assert best.limit_bytes == 100
+    assert asked == [None, None, *[100] * 5]
+
+
+def test_a_lower_limit_that_does_not_fit_either_is_the_end():
+    asked = []
+
+    def compile_plan(plan):
+        asked.append(plan.limit_bytes)
+        fits = plan.limit_bytes and len(asked) <= 4
+        return Compiled(80 if fits else 101, 9.0, 0.4, (COPY,), (WAIT,))
+
+    compile_with_hints(Compiled(80, 10.0, 0.4, (COPY,)), compile_plan, plan=LIMITED)
+    assert asked == [None, None, 100, 100, 100]
 
 
 def test_a_copy_that_xla_guesses_too_short_is_hinted_longer_than_that():

@@ -8,9 +8,9 @@ that JAX may use (`GetSchedulerMemoryLimit`). Above it, it rematerialises: a pla
 device would be recomputed once more, for nothing. Far below it, its latency-hiding scheduler takes
 memory as free, and holds what a plan wants gone. So a planned step's limit is its budget, and some
 more: XLA counts more bytes before it has assigned buffers than after, and recomputes what a plan
-keeps if that is above the limit. A *tight* limit is the budget itself: a scheduler that knows how
-long copies take reloads as early as its limit lets it. XLA is told in whole percents of the memory:
-on a large device a small budget's limit is well above it.
+keeps if that is above the limit. A scheduler that knows how long copies take reloads as early as
+its limit lets it: where that is too early, the limit is the budget itself. XLA is told in whole
+percents of the memory: on a large device a small budget's limit is well above it.
 """
 
 import math
@@ -23,7 +23,7 @@ _SLACK = 1.2
 
 
 def limit_options(
-    budget_bytes: int, memory_bytes: int, fixed_bytes: int, *, is_tight: bool = False
+    budget_bytes: int, memory_bytes: int, fixed_bytes: int, limit_bytes: int | None = None
 ) -> dict[str, Any]:
     """The XLA option that sets the limit; none where XLA cannot be told.
 
@@ -31,17 +31,18 @@ def limit_options(
         budget_bytes: what the step may need.
         memory_bytes: of the device, as far as JAX may use it.
         fixed_bytes: arguments + outputs − aliased.
-        is_tight: whether the limit is the budget, and no more.
+        limit_bytes: what XLA is told; by default the budget and some more.
 
     Example:
         >>> limit_options(55, 100, 10)
         {'xla_gpu_memory_limit_slop_factor': 60}
-        >>> limit_options(55, 100, 10, is_tight=True)
+        >>> limit_options(55, 100, 10, limit_bytes=55)
         {'xla_gpu_memory_limit_slop_factor': 50}
     """
     there = memory_bytes - fixed_bytes
-    temporaries = budget_bytes - fixed_bytes
+    temporaries = _SLACK * (budget_bytes - fixed_bytes)
+    if limit_bytes is not None:
+        temporaries = limit_bytes - fixed_bytes
     if there <= 0 or temporaries <= 0:
         return {}
-    slack = 1.0 if is_tight else _SLACK
-    return {_OPTION: min(math.ceil(100 * slack * temporaries / there), _MAX_PERCENT)}
+    return {_OPTION: min(math.ceil(100 * temporaries / there), _MAX_PERCENT)}

@@ -44,7 +44,8 @@ class Genetic:
         population: plans per generation.
         num_generations: at most so many in each stage.
         patience: generations without a better plan after which a stage ends.
-        max_op_evaluations: ops simulated, over all plans, after which no new descent starts.
+        max_op_evaluations: ops simulated, over all plans that are tried (not over their repairs),
+            after which no new descent or exchange starts.
         mutation_probability: of each gene.
         seeds: planners whose answers the search starts from, besides greedy's ladder; None
             for all of them.

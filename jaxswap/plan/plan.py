@@ -67,8 +67,8 @@ class Plan:
         rest_as_written: whether it is left to XLA what to keep of that which is made of kept
             values by ops that fuse. The forecast takes all of it to be made again.
         hints: microseconds of its instructions, for XLA's scheduler (`apply/overlap.py`).
-        has_tight_limit: whether that scheduler may have no more than the budget in memory, and not
-            some more (`apply/limit.py`).
+        limit_bytes: what that scheduler may have in memory; None for the budget and some more
+            (`apply/limit.py`).
         memory_bytes: of the device; 0 if not known.
         fixed_bytes: those of arguments and outputs.
 
@@ -102,7 +102,7 @@ class Plan:
     overlaps: bool = True
     rest_as_written: bool = False
     hints: Mapping[str, float] = field(default_factory=dict, hash=False, repr=False)
-    has_tight_limit: bool = False
+    limit_bytes: int | None = None
     memory_bytes: int = 0
     fixed_bytes: int = 0
 
@@ -165,7 +165,7 @@ class Plan:
         in_loops = any(self.values[name].trips > 1 for name in self.names("offload"))
         overlap = overlap_options(self.hints, in_loops=in_loops) if self.has_overlap else {}
         sizes = (self.budget_bytes, self.memory_bytes, self.fixed_bytes)
-        return overlap | limit_options(*sizes, is_tight=self.has_tight_limit)
+        return overlap | limit_options(*sizes, self.limit_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a versioned JSON file; the forecast without its curve."""

@@ -35,7 +35,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "planner": (str,), "seed": (int,), "fingerprint": (str,), "is_confirmed": (bool,),
     "always_kept": (list,), "compiled_bytes": (int, type(None)), "hints": (dict,),
     "replayed_s": (int, float, type(None)), "overlaps": (bool,), "rest_as_written": (bool,),
-    "has_tight_limit": (bool,), "memory_bytes": (int,), "fixed_bytes": (int,),
+    "limit_bytes": (int, type(None)), "memory_bytes": (int,), "fixed_bytes": (int,),
     "size_bytes": (int,), "label": (str,), "source": (str,), "primitive": (str,),
     "shape": (list,), "dtype": (str,), "trips": (int,), "action": (str,),
     "window_ops": (int,), "reload_ahead_ops": (int,),
