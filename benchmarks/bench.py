@@ -6,11 +6,12 @@
 Runs every contender (`contenders.py`) on every model, GPU and budget, each in a process of its
 own, and keeps what it finds in `benchmarks/results` (`kept.py`): a run that is stopped goes on
 where it was, and only what changed is run again. `--table` prints what there is; `--write` puts it
-into docs/benchmarks.md.
+into docs/benchmarks.md, or where `--doc` says.
 """
 
 import argparse
 import json
+import pathlib
 import signal
 import sys
 from dataclasses import asdict
@@ -25,6 +26,7 @@ GRID_MODELS = ("gpt2-small", "gpt2-small-scan", "resnet50", "vgg16", "vit-b16", 
 GRID_DEVICES = ("h100-sxm", "a100-40gb", "rtx4090", "rtx2080ti")
 GRID_SHARES = (0.75, 0.5, 0.35, 0.25)
 TIMEOUT_S = 600.0
+DOC = pathlib.Path("docs") / "benchmarks.md"
 _INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 
 
@@ -55,7 +57,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--timeout", type=float, default=TIMEOUT_S, help="seconds per cell")
     add("--retry", action="store_true", help="run again what has a result")
     add("--table", action="store_true", help="print what there is, and run nothing")
-    add("--write", action="store_true", help="write docs/benchmarks.md, and run nothing")
+    add("--write", action="store_true", help="write the page, and run nothing")
+    add("--doc", type=pathlib.Path, default=DOC, help=f"the page that `--write` writes, {DOC}")
     add("--cell", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -94,8 +97,11 @@ def _run(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     from benchmarks.bench_page import print_page, write_page
 
-    show = write_page if arguments.write else print_page
-    show(arguments.models, arguments.devices, arguments.shares)
+    asked = (arguments.models, arguments.devices, arguments.shares)
+    if arguments.write:
+        write_page(*asked, arguments.doc)
+    else:
+        print_page(*asked)
     return 0
 
 

@@ -13,8 +13,7 @@ from benchmarks.bench_results import BudgetCell, PanelResults, Row, geometric_me
 from benchmarks.panels import Panel
 from benchmarks.pareto import draw_pareto
 
-DOC = pathlib.Path("docs") / "benchmarks.md"
-FIGURES = DOC.with_suffix("")
+FIGURES = pathlib.Path("docs") / "benchmarks"
 _MADE_BY = "made by `python -m benchmarks.bench --write`"
 BEGIN, END = f"<!-- {_MADE_BY}: begin -->", f"<!-- {_MADE_BY}: end -->"
 
@@ -33,17 +32,22 @@ def print_page(models: Sequence[str], devices: Sequence[str], shares: Sequence[f
     print(make_page(load_panels(models, devices, shares), shares))
 
 
-def write_page(models: Sequence[str], devices: Sequence[str], shares: Sequence[float]) -> None:
-    """Writes the tables and the figures into docs/."""
+def write_page(
+    models: Sequence[str],
+    devices: Sequence[str],
+    shares: Sequence[float],
+    doc: pathlib.Path,
+) -> None:
+    """Writes the tables into a page of docs/, and the figures beside it."""
     panels = load_panels(models, devices, shares)
     FIGURES.mkdir(parents=True, exist_ok=True)
     for results in panels:
         (FIGURES / _figure_name(results)).write_text(draw_pareto(results))
-    text = DOC.read_text() if DOC.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
+    text = doc.read_text() if doc.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     page = make_page(panels, shares, figures=True)
-    DOC.write_text(f"{before}{BEGIN}\n\n{page}\n{END}{after}")
+    doc.write_text(f"{before}{BEGIN}\n\n{page}\n{END}{after}")
 
 
 def make_page(

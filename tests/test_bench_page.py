@@ -128,13 +128,13 @@ def test_no_results_is_said():
 
 
 def test_writing_keeps_what_is_outside_the_markers(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_page, "DOC", tmp_path / "benchmarks.md")
+    doc = tmp_path / "page.md"
     monkeypatch.setattr(bench_page, "FIGURES", tmp_path / "benchmarks")
     monkeypatch.setattr(bench_page, "load_panels", lambda *asked: [results(*OWN)])
-    bench_page.DOC.write_text(f"# Mine\n\n{BEGIN}\nold\n{END}\n\nMine too.\n")
+    doc.write_text(f"# Mine\n\n{BEGIN}\nold\n{END}\n\nMine too.\n")
     for _ in range(2):
-        write_page(["gpt2-small"], ["rtx4090"], SHARES)
-    text = bench_page.DOC.read_text()
+        write_page(["gpt2-small"], ["rtx4090"], SHARES, doc)
+    text = doc.read_text()
     assert text.startswith("# Mine\n")
     assert text.endswith(f"{END}\n\nMine too.\n")
     assert "old" not in text
