@@ -4,7 +4,7 @@ Input: a `Problem`. Output: the fastest plan that the search finds, never slower
 started from. This is the default planner, after pommDNN (FGCS 152, 2024), which searches
 offload plans with a genetic algorithm and a training simulator. What differs: recomputation
 and the copies' windows and distances are genes too, the search starts from the answers of all
-other planners, and it ends with a descent.
+other planners, and it ends with descents and exchanges (`exchange.py`).
 
 Two stages, both on pygad. First equal blocks share their genes: a choice for the first blocks,
 one for the rest, and where the cut is. Then every candidate has a gene of its own. An answer
