@@ -14,7 +14,7 @@ help:
 	@echo "make test   lint, types and all tests, the GPU compiler's included"
 	@echo "make lint   format, lint and type checks"
 	@echo "make docs   build the site into site/, strictly"
-	@echo "make bench  reproduce the tables in docs/, and a part of the benchmark"
+	@echo "make bench  reproduce the tables in docs/, and a part of the benchmark: minutes"
 	@echo "make bench-full  all of the benchmark: many hours"
 
 setup: $(STAMP)
