@@ -38,7 +38,7 @@ def write_page(
     shares: Sequence[float],
     doc: pathlib.Path,
 ) -> None:
-    """Writes the tables into a page of docs/, and the figures beside it."""
+    """Writes the tables into a page of docs/, and the figures into docs/benchmarks."""
     panels = load_panels(models, devices, shares)
     FIGURES.mkdir(parents=True, exist_ok=True)
     for results in panels:

@@ -20,7 +20,7 @@ _LEAST = 1e-7  # of a step: what is cheaper to free has no price but its size
 
 
 def exchange(problem: Problem, genes: Genes, rng: np.random.Generator) -> tuple[Genes, Floats]:
-    """The answer, those with one choice changed, brought within the budget, and what they cost.
+    """The answer, and others with a choice changed and brought within the budget; and their costs.
 
     Args:
         problem: what to decide.
