@@ -7,7 +7,7 @@ import pytest
 
 from jaxswap import _compat
 from jaxswap.apply import Decision, jaxprs, name_values, order, place, rewrite_step, schedule
-from jaxswap.apply.carriers import find_fused_source, find_source, is_cut_to_size
+from jaxswap.apply.carriers import find_source, is_cut_to_size
 from jaxswap.apply.jaxprs import jx
 from jaxswap.apply.pin import is_barrier
 from jaxswap.apply.program import Ledger
@@ -54,73 +54,7 @@ def test_ties_go_in_front_of_views(fn, expected):
     assert (views[-1].outvars[0] if views else source) is out
 
 
-@pytest.mark.parametrize(
-    ("fn", "expected"),
-    [
-        (lambda x: jnp.maximum(x @ x, 0.0), "dot_general"),
-        (lambda x: (x @ x) * x.sum(), "dot_general"),
-        (lambda x: jnp.maximum((x @ x) * x, 0.0), "max"),
-        (lambda x: jnp.maximum(jnp.sin(x @ x), 0.0), "max"),
-        (lambda x: jnp.maximum((x @ x).sum(0), 0.0), "max"),
-        (lambda x: jnp.maximum(x @ x, 0.0).astype(jnp.bfloat16), "convert_element_type"),
-        (lambda x: jnp.tanh(x) @ x, "dot_general"),
-    ],
-    ids=[
-        "a relu",
-        "a number",
-        "two arrays",
-        "not cheap",
-        "a reduction",
-        "wider",
-        "in memory itself",
-    ],
-)
-def test_what_fuses_is_tied_where_it_is_in_memory_or_not_moved(fn, expected):
-    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(jnp.ones((4, 4))))
-    makers = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
-    in_memory = {v for v, e in makers.items() if e.primitive is jx.dot_p}
-    (out,) = closed.jaxpr.outvars
-    source, chain = find_fused_source(out, makers, in_memory)
-    assert makers[source].primitive.name == expected
-    assert (source is out) == (not chain)
-    made = {source}
-    for eqn in chain:  # in order: each reads what is made
-        assert made & set(jaxprs.variables(eqn.invars))
-        made.update(eqn.outvars)
-    assert out in made
-
-
 # ---- order ----
-
-
-@pytest.mark.parametrize(
-    ("bias", "expected"), [(0.0, "conv_general_dilated"), (np.ones((1, 8, 1, 1), "f4"), "add")]
-)
-def test_a_pooling_gradient_reads_through_a_relu(bias, expected):
-    """The relu is computed as the pool reads it: a tie behind it would put it in memory.
-
-    A bias is added by the convolution's own kernel: without it, nothing is in memory.
-    """
-
-    def loss(w, x):
-        y = jax.lax.conv(x, w, (1, 1), "SAME")
-        y = jnp.maximum(y + bias if np.ndim(bias) else y, 0.0)
-        return jnp.sum(
-            jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-        )
-
-    args = jnp.ones((8, 8, 3, 3)), jnp.ones((4, 8, 16, 16))
-    closed = pin_alone(jax.grad(loss), args)
-    maker = {v: e for e in closed.jaxpr.eqns for v in e.outvars}
-    tied = [
-        maker[v].primitive.name
-        for e in closed.jaxpr.eqns
-        if is_barrier(e)
-        for v in jaxprs.variables(e.invars)
-        if v in maker and v.aval.shape == (4, 8, 16, 16)
-    ]
-    assert expected in tied
-    assert "max" not in tied
 
 
 def test_pinning_alone_keeps_the_numbers():
@@ -216,58 +150,6 @@ def test_numbers_of_the_backward_pass_are_tied_to_nothing_without_pools():
     numbers = [e for e in barriers if any(isinstance(v, jx.Literal) for v in e.invars)]
     assert numbers
     assert all(len(e.invars) == 1 for e in numbers)
-
-
-def pool_gradient(activation, gradient):
-    pool = lambda a: jax.lax.reduce_window(a, -jnp.inf, jax.lax.max, (2, 2), (2, 2), "VALID")
-    return jax.vjp(pool, activation)[1](gradient)[0]
-
-
-def test_a_pooling_gradient_waits_for_what_is_late_and_reads_through_a_relu():
-    def fn(x, u, gradient):
-        c = x @ x
-        late = u @ u  # nothing but the end reads it
-        return pool_gradient(jnp.maximum(c, 0.0), gradient), late
-
-    wide, half = jnp.ones((64, 64)), jnp.ones((32, 32))
-    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(wide, wide, half))
-    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
-    eqns = order.pin_order(closed, ledger).jaxpr.eqns
-    makers = {v: e for e in eqns for v in e.outvars}
-    stack = [e for e in eqns if e.primitive.name == "select_and_scatter_add"]
-    reached = {}
-    while stack:
-        eqn = stack.pop()
-        reached[id(eqn)] = eqn.primitive
-        stack += [makers[v] for v in jaxprs.variables(eqn.invars) if v in makers]
-    assert list(reached.values()).count(jx.dot_p) == 2
-
-
-def test_a_pooling_gradient_reads_an_activation_that_is_there_anyway():
-    """What is gated or returned is in memory: reading through it would keep more alive."""
-
-    def fn(x, gradient):
-        activation = jnp.maximum(x @ x, 0.0)
-        return pool_gradient(activation, gradient), activation
-
-    closed = jaxprs.inline_calls(jax.make_jaxpr(fn)(jnp.ones((64, 64)), jnp.ones((32, 32))))
-    ledger = Ledger(decide=lambda name: KEEP, min_heavy_bytes=0)
-    eqns = order.pin_order(closed, ledger).jaxpr.eqns
-    assert sum(e.primitive.name == "max" for e in eqns) == 1
-
-
-def test_zeros_are_not_shared_with_a_pooling_gradient():
-    """XLA would keep one array of zeros, as large as the activations, from end to end."""
-
-    def loss(w, x):
-        y = jnp.maximum(x * w, 0.0)
-        return jnp.sum(jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (2, 2), (2, 2), "VALID"))
-
-    shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    closed = pin_alone(jax.grad(loss), (shape, shape))
-    relu = [e for e in closed.jaxpr.eqns if e.primitive.name == "max"]
-    assert relu
-    assert not any(isinstance(v, jx.Literal) for e in relu for v in e.invars)
 
 
 # ---- what XLA cuts to size ----

@@ -19,7 +19,6 @@ _LAYOUTS = frozenset(
     ("transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p")
 )
 _CONVERSIONS = frozenset(("convert_element_type",))
-_FUSED = _CONVERSIONS | frozenset(("name", "max", "min", "mul", "add", "sub", "neg", "clamp"))
 
 
 def is_cut_to_size(eqn: Eqn) -> bool:
@@ -78,33 +77,6 @@ def find_source(
     if converts:
         var, chain = chain[converts[-1]].outvars[0], chain[converts[-1] + 1 :]
     return var, chain
-
-
-def find_fused_source(
-    var: Var, makers: Mapping[Var, Eqn], in_memory: Container[Var]
-) -> tuple[Var, list[Eqn]]:
-    """The array from which an op computes `var` as it reads it, and the equations, in order.
-
-    `var` itself, where there is none in memory, or none that is as small.
-
-    Args:
-        var: what an op reads that XLA fuses with its input's makers.
-        makers: the equation that made each variable.
-        in_memory: arrays that are there whoever reads them.
-    """
-    chain: list[Eqn] = []
-    source = var
-    while source not in in_memory:
-        eqn = makers.get(source)
-        if eqn is None or eqn.primitive.name not in _FUSED:
-            return var, []
-        inputs = [v for v in jaxprs.variables(eqn.invars) if v.aval.shape]
-        if len(inputs) != 1:
-            return var, []
-        chain.append(eqn)
-        (source,) = inputs
-    is_wider = jaxprs.size_bytes(source.aval) > jaxprs.size_bytes(var.aval)
-    return (var, []) if is_wider else (source, chain[::-1])
 
 
 def find_in_memory(

@@ -36,8 +36,6 @@ _SPREADERS = frozenset(
 )
 # What changes nothing, XLA has to see: it finds a softmax by its form.
 _NEUTRAL = {"max": -math.inf, "min": math.inf}
-# XLA starts this op from zeros of its result's shape, and shares these too.
-_SCATTER = "select_and_scatter_add"
 
 
 def serve(program: Program, ledger: Ledger, names: dict[Var, str]) -> Served:
@@ -58,10 +56,6 @@ class _Server:
         self.served_at: dict[Var, int] = {}
         self.gates: dict[tuple[Var, int], Var] = {}
         self.numbers: dict[tuple, Var] = {}
-        self.first: list[tuple[Eqn, bool]] = []  # what comes in front of everything else
-        self.scattered = {
-            e.outvars[0].aval.shape for e in program.eqns if e.primitive.name == _SCATTER
-        }
         self.host: dict[Var, Eqn] = {}
         self.carrier: Var | None = None  # the gradient that the op being served reads
         # Forward and backward are two loops, with nothing to merge, unless XLA unrolls them. There
@@ -90,8 +84,8 @@ class _Server:
         )
 
     def _emit(self, eqn: Eqn, is_backward: bool) -> None:
-        if is_backward or self._meets_scatter(eqn):
-            eqn = self._gate_numbers(eqn, is_backward)
+        if is_backward:
+            eqn = self._gate_numbers(eqn)
         self.out.append((eqn, is_backward))
         self.settler.note(eqn, is_backward)
 
@@ -214,18 +208,7 @@ class _Server:
                 self.ledger.late_gates[gated] = carrier
         return self.gates[key]
 
-    def _gate_first(self, number: Atom) -> Var:
-        """A gate in front of the program, which waits for nothing."""
-        gated = jx.Var(number.aval)
-        eqn = new_pin([number], [gated])
-        self.first.append((eqn, False))
-        return gated
-
-    def _meets_scatter(self, eqn: Eqn) -> bool:
-        """Whether a number that `eqn` spreads out is as large as what a scatter starts from."""
-        return any(getattr(v.aval, "shape", None) in self.scattered for v in eqn.outvars)
-
-    def _gate_numbers(self, eqn: Eqn, is_backward: bool) -> Eqn:
+    def _gate_numbers(self, eqn: Eqn) -> Eqn:
         size = max((jaxprs.size_bytes(v.aval) for v in eqn.outvars), default=0)
         if eqn.primitive.name not in _SPREADERS or size < self.ledger.min_heavy_bytes:
             return eqn
@@ -235,9 +218,9 @@ class _Server:
                 return atom
             if eqn.primitive.name in _NEUTRAL and atom.val == _NEUTRAL[eqn.primitive.name]:
                 return atom
-            key = (self.num_heavy if is_backward else None, str(atom.val), atom.aval)
+            key = (self.num_heavy, str(atom.val), atom.aval)
             if key not in self.numbers:
-                self.numbers[key] = self._gate(atom) if is_backward else self._gate_first(atom)
+                self.numbers[key] = self._gate(atom)
             return self.numbers[key]
 
         return eqn.replace(invars=[read(v) for v in eqn.invars])
@@ -247,7 +230,7 @@ class _Server:
         waiting = dict(self.host)
         carried = [v for v in self.program.carried if v in waiting]
         placed = [(waiting.pop(v), False) for v in carried]
-        for eqn, side in self.first + self.out:
+        for eqn, side in self.out:
             placed.append((eqn, side))
             placed += [(waiting.pop(v), side) for v in eqn.outvars if v in waiting]
         assert not waiting, "an offloaded value is not made by the program"

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
+
 from jaxswap import _compat
 
 jx = _compat.jaxpr_api()
@@ -113,6 +115,26 @@ def _under(eqn: Eqn, stack: Any) -> Eqn:
     return eqn.replace(source_info=info.replace(name_stack=stack + info.name_stack))
 
 
+def trace_instead(eqn: Eqn, fn: Callable) -> list[Eqn] | None:
+    """The equations of a function of what `eqn` reads, which make what it makes.
+
+    None where the result is not of the same type (inside `shard_map`, say).
+    """
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    closed = inline_calls(jax.make_jaxpr(fn)(*shapes))
+    (result,) = eqn.outvars
+    if closed.consts or [v.aval for v in closed.jaxpr.outvars] != [result.aval]:
+        return None
+    _, invars, eqns, (out,) = rename_jaxpr(closed)
+    env: Env = dict(zip(invars, eqn.invars, strict=True)) | {out: result}
+    return [
+        substitute(e, env).replace(
+            outvars=[env.get(v, v) for v in e.outvars], source_info=eqn.source_info
+        )
+        for e in eqns
+    ]
+
+
 def rename_jaxpr(closed: Any) -> tuple[list[Var], list[Var], list[Eqn], list[Atom]]:
     """A copy whose every variable is new: its constvars, invars, equations and outvars."""
     jaxpr, env = closed.jaxpr, {}
@@ -144,6 +166,20 @@ def remove_dead_code(closed: Any) -> Any:
     return jx.ClosedJaxpr(alive, closed.consts)
 
 
+def write_out_constants(closed: Any) -> Any:
+    """The open jaxpr of a program, with its constants written where they are read."""
+    jaxpr = closed.jaxpr
+    if not closed.consts:
+        return jaxpr
+    env: Env = {
+        var: jx.Literal(value, var.aval)
+        for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
+    }
+    eqns = [substitute(eqn, env) for eqn in jaxpr.eqns]
+    outvars = [read(env, v) for v in jaxpr.outvars]
+    return with_equations(jaxpr, eqns, constvars=[], outvars=outvars)
+
+
 def map_bodies(eqn: Eqn, change: Callable[[Any], Any]) -> Eqn:
     """Rewrites every jaxpr in an equation's parameters (`change` takes a `ClosedJaxpr`)."""
 
@@ -151,11 +187,15 @@ def map_bodies(eqn: Eqn, change: Callable[[Any], Any]) -> Eqn:
         if isinstance(param, jx.ClosedJaxpr):
             return change(param)
         if isinstance(param, jx.Jaxpr) and not param.constvars:
-            return change(jx.ClosedJaxpr(param, ())).jaxpr
+            opened = jx.ClosedJaxpr(param, ())
+            changed = change(opened)
+            return param if changed is opened else write_out_constants(changed)
         if isinstance(param, tuple | list) and _has_jaxpr(param):
             # A linear solve has its jaxprs in a named tuple, which takes its parts one by one.
-            make = getattr(param, "_make", type(param))
-            return make(visit(p) for p in param)
+            parts = [visit(p) for p in param]
+            if all(new is old for new, old in zip(parts, param, strict=True)):
+                return param
+            return getattr(param, "_make", type(param))(parts)
         return param
 
     params = {key: visit(param) for key, param in eqn.params.items()}

@@ -20,7 +20,6 @@ from typing import Any
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
 from jaxswap.apply.carriers import (
-    find_fused_source,
     find_in_memory,
     find_source,
     is_cut_to_size,
@@ -38,10 +37,6 @@ _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "scatter
 _SMALL_BYTES = 2**20
 # Queries, keys and values are made by as many ops, and read together.
 _SOON_OPS = 4
-
-# XLA makes several ops of these. Those that read no gradient, but a value of the forward pass
-# that is kept, could run at any time, and their results would wait for the gradient in memory.
-_TAKEN_APART = ("select_and_scatter_add",)
 
 
 def pin_order(closed: Any, ledger: Ledger, *, is_body: bool = False) -> Any:
@@ -92,7 +87,6 @@ class _Pinner:
         self.out: list[Eqn] = []
         self.depth: dict[Var, int] = {}  # the last heavy op a variable depends on
         self.maker = {v: e for e in eqns for v in e.outvars}
-        self.has_pool = any(e.primitive.name in _TAKEN_APART for e in eqns)
         self.in_memory = find_in_memory(eqns, self.heavy, jaxpr.outvars, self._is_stored)
         self.first_reader = find_readers(eqns, self.heavy)
         self.new: set[Var] = set()  # what was made since the last heavy op
@@ -137,8 +131,7 @@ class _Pinner:
         sources = [jaxprs.read(self.env, g.invars[0]) for g in group]
         self.uses.subtract(v for g in group for v in jaxprs.variables(g.invars))
         anchor = self._choose_mark()
-        # A number by itself needs a turn only where a pooling gradient could share its zeros.
-        if anchor is not None and (jaxprs.variables(sources) or (group and self.has_pool)):
+        if anchor is not None and jaxprs.variables(sources):  # a number by itself needs no turn
             *fresh, self.env[anchor] = self._barrier(*sources, jaxprs.read(self.env, anchor))
         else:
             fresh = [self._barrier(s)[0] for s in sources]
@@ -189,20 +182,8 @@ class _Pinner:
         sizes = [jaxprs.size_bytes(v.aval) for v in eqn.outvars]
         if max(sizes, default=0) < _SMALL_BYTES:
             wait, late = wait + [v for v in late if v not in wait], []
-        if eqn.primitive.name in _TAKEN_APART:
-            self._join(wait, _on_device(eqn.invars))
-        else:
-            self._tie(wait, _on_device(eqn.invars))
+        self._tie(wait, _on_device(eqn.invars))
         return late
-
-    def _join(self, wait: Sequence[Var], inputs: Sequence[Var]) -> None:
-        """Makes an op start with none of its inputs before all of them, and more, are there."""
-        found = [find_fused_source(v, self.maker, self.in_memory) for v in inputs]
-        tied = list(dict.fromkeys([*wait, *(source for source, _ in found)]))
-        new = self._barrier(*(jaxprs.read(self.env, v) for v in tied))
-        self.env.update(zip(tied, new, strict=True))
-        chains = {id(eqn): eqn for _, chain in found for eqn in chain}
-        self._make_again(chains.values())
 
     def _find_late(self, eqn: Eqn, segment: int) -> list[Var]:
         """What should be over by the end of a heavy op, though the op does not need it.

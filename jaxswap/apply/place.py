@@ -24,6 +24,7 @@ from jaxswap.apply.flat import trace_flat
 from jaxswap.apply.jaxprs import Eqn, Var, jx
 from jaxswap.apply.marks import SCOPE, TURN, VALUE, is_named
 from jaxswap.apply.residuals import name_residuals
+from jaxswap.apply.unscatter import unscatter
 from jaxswap.apply.values import describe_value, is_nameable
 
 
@@ -32,14 +33,17 @@ class TracedStep:
     """A step, traced and differentiated, with its values named.
 
     Attributes:
-        closed: the step's `ClosedJaxpr` over the flattened arguments.
-        written: the same before calls were inlined. Of this one derivatives can be taken: it has
+        closed: the step's `ClosedJaxpr` over the flattened arguments, as it is to be planned.
+        scattered: the same with the gradients that XLA scatters as they were written; `closed`
+            itself where there are none.
+        written: that before calls were inlined. Of this one derivatives can be taken: it has
             custom derivatives where the step has them.
         out_tree: the structure of its result.
         values: every value that can be decided about, in program order.
     """
 
     closed: Any
+    scattered: Any
     written: Any
     out_tree: Any
     values: tuple[NamedValue, ...]
@@ -51,11 +55,17 @@ def trace_step(fn: Callable, args: Sequence[Any], kwargs: dict) -> TracedStep:
     leaves, flat_step, out_trees = _flatten_step(fn, args, kwargs)
     with _compat.intercept_differentiation(namer.instrument):
         written = jax.make_jaxpr(flat_step)(*leaves)
-    closed, more = name_residuals(written, namer.values)
+    scattered, more = name_residuals(written, namer.values)
     values = (*namer.values, *more)
-    if not can_have_host_memory(closed):
+    if not can_have_host_memory(scattered):
         values = tuple(map(_without_offload, values))
-    return TracedStep(closed=closed, written=written, out_tree=out_trees[-1], values=values)
+    return TracedStep(
+        closed=unscatter(scattered),
+        scattered=scattered,
+        written=written,
+        out_tree=out_trees[-1],
+        values=values,
+    )
 
 
 def can_have_host_memory(closed: Any) -> bool:

@@ -163,6 +163,7 @@ def _open_regions(program: Program, names: dict[Var, str]) -> None:
             continue
         program.saved |= {v for v in inputs if v not in names and v not in cotangents}
         body = jaxprs.inline_calls(jx.ClosedJaxpr(eqn.params["jaxpr"], ()), is_differentiated=True)
+        body = jx.ClosedJaxpr(jaxprs.write_out_constants(body), ())
         _, invars, inner, outs = jaxprs.rename_jaxpr(body)
         inner_env: Env = dict(zip(invars, eqn.invars, strict=True))
         inner = [jaxprs.substitute(e, inner_env) for e in inner]

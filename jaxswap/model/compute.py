@@ -34,7 +34,8 @@ ELEMENTWISE = TRANSCENDENTALS | frozenset(
      "nextafter", "not", "or", "population_count", "real", "reduce_precision", "rem", "round",
      "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "square",
      "sub", "xor", "threefry2x32", "bitcast_convert_type", "random_bits", "random_wrap",
-     "random_unwrap", "random_split", "random_fold_in", "random_seed", "zeros_like")
+     "random_unwrap", "random_split", "random_fold_in", "random_seed", "zeros_like",
+     "jaxswap_select_scattered")
 )  # fmt: skip
 REDUCTIONS = frozenset(
     ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",

@@ -124,8 +124,14 @@ def _simulate_chunk(timeline: Timeline, actions: Ints, windows: Ints, aheads: In
     # Without copies nothing waits, so what is implicit can be added behind the clocks.
     step_s[is_empty] += timeline.implicit_s.sum()
     busy_s[is_empty] += timeline.implicit_s.sum()
+    peak_bytes = bytes_at[peak_op, np.arange(num_plans)]
+    if timeline.written is not None and is_empty.any():
+        kept = np.full((len(timeline.written.tracks), 1), KEEP)
+        written = _simulate_chunk(timeline.written, kept, np.ones_like(kept), np.zeros_like(kept))
+        peak_bytes[is_empty], step_s[is_empty] = written.peak_bytes, written.step_s
+        busy_s[is_empty], peak_op[is_empty] = written.step_s, written.peak_op
     return Forecasts(
-        peak_bytes=bytes_at[peak_op, np.arange(num_plans)],
+        peak_bytes=peak_bytes,
         step_s=step_s,
         host_bytes=tables.host_bytes,
         offload_bytes=tables.moved_bytes,

@@ -143,15 +143,23 @@ def simulate(
             "`program.candidate_names`."
         )
     timeline = build_timeline(program, device, efficiency)
-    baseline = _play(as_unplanned(timeline), [KEEP] * len(names), names, program.base_bytes)
+    baseline = forecast_unplanned(program, timeline)
     planned = [decisions.get(name, KEEP) for name in names]
     if all(decision.action == "keep" for decision in planned):
         return replace(baseline, baseline=baseline)
     return replace(_play(timeline, planned, names, program.base_bytes), baseline=baseline)
 
 
+def forecast_unplanned(program: Program, timeline: Timeline) -> Forecast:
+    """The forecast of the step as it is written."""
+    if program.written is not None and timeline.written is not None:
+        return forecast_unplanned(program.written, timeline.written)
+    names = program.candidate_names
+    return _play(as_unplanned(timeline), [KEEP] * len(names), names, program.base_bytes)
+
+
 def as_unplanned(timeline: Timeline) -> Timeline:
-    """The same for the step as written, which has its implicit values in memory."""
+    """The same for a step that keeps everything, which has its implicit values in memory."""
     return replace(
         timeline,
         fixed_bytes=timeline.fixed_bytes + timeline.implicit_bytes,

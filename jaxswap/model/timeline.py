@@ -147,6 +147,7 @@ class Timeline:
         scopes: the step, and then its loops.
         to_host_fraction: what is left of the rate of offloads while reloads run.
         to_device_fraction: what is left of the rate of reloads while offloads run.
+        written: the timeline of `Program.written`, which is what an empty plan runs.
     """
 
     op_s: Floats
@@ -160,6 +161,7 @@ class Timeline:
     scopes: tuple[Scope, ...]
     to_host_fraction: float
     to_device_fraction: float
+    written: "Timeline | None" = None
 
     @property
     def num_ops(self) -> int:
@@ -199,6 +201,7 @@ def build_timeline(program: Program, device: Device, efficiency: Efficiency = FI
         scopes=tuple(_build_scope(program, s) for s in (None, *range(len(program.loops)))),
         to_host_fraction=device.to_host.both_fraction,
         to_device_fraction=device.to_device.both_fraction,
+        written=program.written and build_timeline(program.written, device, efficiency),
     )
 
 

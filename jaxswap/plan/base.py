@@ -151,8 +151,9 @@ def run_planner(
     if time_limit_s is not None and hasattr(chosen, "time_limit_s"):
         chosen = dataclasses.replace(chosen, time_limit_s=time_limit_s)  # pyright: ignore
     if problem.num_candidates == 0:
-        floor = problem.baseline
-        message = explain_infeasible(problem, chosen.name, floor)
+        floor, program = problem.baseline, problem.program
+        written = dataclasses.replace(problem, program=program.written or program)
+        message = explain_infeasible(written, chosen.name, floor)
         raise BudgetInfeasibleError(message, floor_bytes=floor.peak_bytes)
     solution = chosen.solve(problem, np.random.default_rng(seed), progress)
     if solution.forecast.fits(problem.budget_bytes, problem.host_budget_bytes):

@@ -8,6 +8,7 @@ simulator, from there and from greedy's ladder. Such an answer is proven only as
 `gap` says.
 """
 
+import dataclasses
 import itertools
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxswap.model.device import Progress
+from jaxswap.model.simulate import forecast_unplanned
 from jaxswap.model.timeline import Ints
 from jaxswap.plan.base import Solution, make_solution
 from jaxswap.plan.greedy import build_ladder
@@ -129,12 +131,13 @@ def enumerate_all(problem: Problem) -> Genes:
 
 
 def choose_ops(problem: Problem, max_rows: int = _MAX_ROWS) -> Ints:
-    """The ops at which the unplanned step needs most, one of each run of equal occupants."""
+    """The ops at which a step that keeps all needs most, one of each run of equal occupants."""
     edges = set()
     for track in problem.timeline.tracks:
         edges |= {track.kept_first, track.read_end, track.needed, track.last + 1}
     group = np.searchsorted(np.array(sorted(edges)), np.arange(problem.timeline.num_ops), "right")
-    curve = np.array(problem.baseline.bytes_at)
+    program = dataclasses.replace(problem.program, written=None)
+    curve = np.array(forecast_unplanned(program, problem.timeline).bytes_at)
     order = np.lexsort((-curve, group))
     firsts = order[np.unique(group[order], return_index=True)[1]]
     return np.sort(firsts[np.argsort(-curve[firsts], kind="stable")][:max_rows])

@@ -13,7 +13,14 @@ from jaxswap.model.kernel import KernelCost
 from jaxswap.program.ir import Phase
 
 WINDOWS = frozenset(
-    ("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window")
+    (
+        "reduce_window_max",
+        "reduce_window_min",
+        "reduce_window_sum",
+        "reduce_window",
+        "jaxswap_find_places",
+        "jaxswap_spread_gradient",
+    )
 )
 """Ops that go over an array by windows."""
 

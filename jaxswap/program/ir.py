@@ -161,6 +161,8 @@ class Program:
             too small to decide about, or read again at once. Recomputations start from them.
         lean: where loops stack values, the kernels of the step that makes all of them again, and
             how often each runs: XLA fuses those loops far better. Empty otherwise.
+        written: the unplanned step, where a planned one computes place by place what that
+            scatters (`apply/unscatter.py`); None where both run the same ops.
         fingerprint: equal for equal programs; a plan names the program it was made for.
     """
 
@@ -172,6 +174,7 @@ class Program:
     refused: Mapping[str, str] = field(default_factory=dict)
     kept_names: tuple[str, ...] = ()
     lean: tuple[tuple[KernelCost, int], ...] = ()
+    written: "Program | None" = None
     fingerprint: str = ""
 
     @cached_property

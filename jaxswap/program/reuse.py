@@ -22,7 +22,7 @@ from jaxswap.program.ir import Op, Value
 _ELSEWHERE = frozenset(
     ("transpose", "slice", "dynamic_slice", "pad", "concatenate", "rev", "gather",
      "broadcast_in_dim", "reduce_window", "reduce_window_max", "reduce_window_min",
-     "reduce_window_sum")
+     "reduce_window_sum", "jaxswap_find_places", "jaxswap_spread_gradient")
 )  # fmt: skip
 
 

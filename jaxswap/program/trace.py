@@ -74,16 +74,30 @@ def make_program(
     min_heavy_bytes: int = MIN_HEAVY_BYTES,
 ) -> Program:
     """The `Program` of a step that is traced, some of whose arrays are donated."""
-    closed = jaxprs.remove_dead_code(jaxprs.inline_calls(traced.closed))
+    program = _make_one(traced, traced.closed, donated, device, min_heavy_bytes)
+    if traced.scattered is not traced.closed:
+        written = _make_one(traced, traced.scattered, donated, device, min_heavy_bytes)
+        program = dataclasses.replace(program, written=written)
+    lean = _list_lean(traced, program, device, min_heavy_bytes)
+    return _with_fingerprint(dataclasses.replace(program, lean=lean))
+
+
+def _make_one(
+    traced: place.TracedStep,
+    closed: Any,
+    donated: Sequence[Any],
+    device: Device | None,
+    min_heavy_bytes: int,
+) -> Program:
+    """The program of one form of a traced step, before it is known how lean its loops can be."""
+    closed = jaxprs.remove_dead_code(jaxprs.inline_calls(closed))
     graph, program, links = _group(closed, device, min_heavy_bytes)
     base_bytes = _base_bytes(closed, donated)
     named = {v.name: v for v in traced.values}
     program = candidates.add_candidates(
         program, graph, links, named, has_row_kernels=_find_yardstick(device).has_row_kernels
     )
-    lean = _list_lean(traced, program, device, min_heavy_bytes)
-    program = dataclasses.replace(program, base_bytes=base_bytes, lean=lean)
-    return _with_fingerprint(_with_user_names(program, named))
+    return _with_user_names(dataclasses.replace(program, base_bytes=base_bytes), named)
 
 
 def _group(closed: Any, device: Device | None, min_heavy_bytes: int) -> tuple[Graph, Program, Any]:

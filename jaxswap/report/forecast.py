@@ -54,6 +54,8 @@ def play(program: Program, timeline: Timeline, decisions: Mapping[str, Decision]
     """Runs a step under decisions; none of them is the step as written."""
     planned = [decisions.get(name, KEEP) for name in program.candidate_names]
     is_planned = any(decision.action != "keep" for decision in planned)
+    if not is_planned and program.written is not None and timeline.written is not None:
+        return play(program.written, timeline.written, {})
     timeline = timeline if is_planned else as_unplanned(timeline)
     courses = settle_courses(timeline, planned)
     return Played(
