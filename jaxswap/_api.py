@@ -145,8 +145,15 @@ def _search_and_confirm(attempts: Attempts, to_beat_s: float) -> Plan:
     if is_near and (written := _find_as_written(attempts)):
         return written
     try:
+        # Where a plan has to beat another batch size, its own planner's is enough.
+        find_rival = attempts.find_rival if to_beat_s == math.inf else None
         return confirm_plan(
-            attempts.search, attempts.compile_plans, budget_bytes, to_beat_s, attempts.adjust
+            attempts.search,
+            attempts.compile_plans,
+            budget_bytes,
+            to_beat_s,
+            attempts.adjust,
+            find_rival,
         )
     except BudgetInfeasibleError:
         # A forecast may be far too high, and an answer that nothing fits is the last word.

@@ -4,8 +4,9 @@ Input: a step, what is asked of its plan, and the problem that it poses. Output:
 methods are what `_confirm.py` goes round with.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxswap._step import Step
@@ -40,6 +41,7 @@ class Attempts:
         problem: the step as a problem with its budget.
         known: what the planner answers to that problem, where it was asked before.
         show: is told what is under way.
+        rivals: plans that are forecast to be hardly slower, by what the others were searched for.
     """
 
     step: Step
@@ -48,6 +50,7 @@ class Attempts:
     problem: Problem
     known: Solution | None
     show: Progress
+    rivals: dict[tuple[int, float], Plan] = field(default_factory=dict)
 
     def search(self, aim_bytes: int, slowness: float = 1.0) -> Plan:
         """A plan for so many bytes, on a link that is so many times slower."""
@@ -57,7 +60,14 @@ class Attempts:
         aimed = problem.with_slower_link(slowness).at_budget(aim_bytes)
         limits = {"time_limit_s": asked.time_limit_s, "progress": self.show}
         found = run_planner(aimed, asked.planner, seed=asked.seed, **limits)
+        if found.rival is not None:
+            rival = dataclasses.replace(found, decisions=found.rival)
+            self.rivals[aim_bytes, slowness] = make_plan(problem, rival, seed=asked.seed)
         return make_plan(problem, found, seed=asked.seed)
+
+    def find_rival(self, aim_bytes: int, slowness: float) -> Plan | None:
+        """Another planner's plan beside the one that was searched, if it is nearly as good."""
+        return self.rivals.get((aim_bytes, slowness))
 
     def adjust(self, found: Plan, aim_bytes: int, slowness: float) -> Plan | None:
         """The plan with a few more values gone; None if that does not do."""

@@ -14,6 +14,7 @@ again on demand, as the forecast has it: which is faster, and how much larger th
 on what XLA makes of it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -54,6 +55,8 @@ _NEAR = 1.03
 
 Search = Callable[[int, float], Plan]
 """A plan for a number of bytes, on a link that is so many times slower than the device's."""
+FindRival = Callable[[int, float], Plan | None]
+"""Another plan that is forecast to be hardly slower than what was searched for the same."""
 Adjust = Callable[[Plan, int, float], Plan | None]
 """The plan with a few more values gone, for a number of bytes, on such a link; None if none is."""
 
@@ -83,6 +86,7 @@ def confirm_plan(
     budget_bytes: int,
     to_beat_s: float = math.inf,
     adjust: Adjust | None = None,
+    find_rival: FindRival | None = None,
 ) -> Plan:
     """The fastest plan, by replay, of a few whose compiled steps are within the budget.
 
@@ -93,6 +97,7 @@ def confirm_plan(
         to_beat_s: seconds of a step from which on a plan is of no use; a step that fits as it is
             written is an answer whatever it takes.
         adjust: finds a plan that differs little, or none.
+        find_rival: knows of a plan beside the one that was searched first, or none.
 
     Raises:
         BudgetInfeasibleError: no plan fits, forecast or compiled.
@@ -117,6 +122,9 @@ def confirm_plan(
             continue
         try:
             fitting = _fit(first, ways, compile_plans, best, limit_s)
+            rival = find_rival(budget_bytes, slowness) if find_rival else None
+            if fitting is not None and rival is not None and not rival.names("offload"):
+                fitting = _fit_rival(rival, ways, compile_plans, fitting)
         except BudgetInfeasibleError as error:
             compiled.append(error)
             continue
@@ -192,6 +200,14 @@ def _fit(
     if failed and not fitting:
         raise failed[0]
     return min(fitting, key=step_s, default=None)
+
+
+def _fit_rival(rival: Plan, ways: _Ways, compile_plans: Compile, fitting: Fitting) -> Fitting:
+    """What fits already, or what comes of a rival if that is faster."""
+    with contextlib.suppress(BudgetInfeasibleError):
+        other = _fit(rival, ways, compile_plans, None, step_s(fitting))
+        return fitting if other is None else min(fitting, other, key=step_s)
+    return fitting
 
 
 def _settle_rest(found: Plan, compile_plans: Compile) -> tuple[Fitting, Fitting | None]:

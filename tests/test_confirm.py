@@ -635,3 +635,41 @@ def test_the_limit_is_the_budget_and_a_fifth_in_percent_of_what_xla_takes_as_the
 def test_a_limit_is_rounded_up(limit, memory, expected):
     found = limit_options(1, memory, 0, limit)
     assert found == {"xla_gpu_memory_limit_slop_factor": expected}
+
+
+def find_rival_by(seconds):
+    """Compiles the plan of seed 1, the rival, to a step of so many seconds, others to one of 1 s.
+
+    The rival's has the given bytes.
+    """
+    rival = dataclasses.replace(make_plan(), seed=1)
+
+    def confirm(rival_bytes):
+        compile_plan = lambda p: Compiled(rival_bytes, seconds) if p.seed else Compiled(99, 1.0)
+        return confirm_plan(
+            lambda aim, slowness: make_plan(),
+            compile_plan,
+            100,
+            find_rival=lambda aim, slowness: rival if slowness == math.inf else None,
+        )
+
+    return confirm
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rival_bytes", "seed"), [(0.9, 99, 1), (1.1, 99, 0), (0.9, 200, 0)]
+)
+def test_of_a_plan_and_its_rival_the_faster_that_fits_is_taken(seconds, rival_bytes, seed):
+    assert find_rival_by(seconds)(rival_bytes).seed == seed
+
+
+def test_a_rival_is_not_compiled_beside_a_plan_that_does_not_fit():
+    tried = []
+    with pytest.raises(BudgetInfeasibleError):
+        confirm_plan(
+            lambda aim, slowness: make_plan(),
+            lambda plan: tried.append(plan.seed) or Compiled(130),
+            100,
+            find_rival=lambda aim, slowness: dataclasses.replace(make_plan(), seed=1),
+        )
+    assert 1 not in tried

@@ -94,7 +94,7 @@ def test_what_is_scattered_into_zeros_and_added_is_scattered_into_the_other():
     def step(x, w, labels):
         return jax.grad(lambda w: scattered(x @ w, labels))(w)
 
-    program = trace_program(step, LONG, WIDE, LABELS)
+    program = trace_program(step, LONG, WIDE, LABELS).written
     (scatter,) = (op for op in program.ops if op.name.startswith("scatter") and op.reads)
     assert scatter.scratch_bytes == -SIZE
     zeros = [v for v in program.values if v.primitive == "broadcast_in_dim"]

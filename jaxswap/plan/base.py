@@ -32,6 +32,8 @@ class Solution:
         bound_s: seconds that no plan within the budget can beat; None if not known.
         is_optimal: whether no choice of options is faster in the simulator.
         evaluations: how many plans were simulated, where that is counted.
+        rival: the decisions of another planner that it asked, if they are other ones and nearly
+            as good: the compiler may have it the other way round.
     """
 
     genes: tuple[int, ...]
@@ -41,6 +43,7 @@ class Solution:
     bound_s: float | None = None
     is_optimal: bool = False
     evaluations: int = 0
+    rival: Mapping[str, Decision] | None = None
 
     @property
     def gap(self) -> float | None:

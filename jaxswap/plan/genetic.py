@@ -15,6 +15,7 @@ Limitations:
     with greedy's ladder, from which both start; for more, use `run_ladder`.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxswap.apply.decision import Decision
 from jaxswap.model.device import Progress
 from jaxswap.plan.base import Planner, Solution, make_solution
 from jaxswap.plan.breed import OwnGenes, SharedGenes, run_pygad
@@ -34,6 +36,7 @@ from jaxswap.plan.trade import trade
 
 _STARTS = 4  # of descents
 _WORTHWHILE = 1.0 - 1e-6  # of a cost: what gains less is not pursued
+_RIVAL = 1.02  # times the best cost: within the error of a forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class _Search:
     costs: np.ndarray = field(init=False)
     evaluations: int = 0
     bound_s: float | None = None
+    answers: list[Genes] = field(default_factory=list)  # of other planners
 
     def __post_init__(self) -> None:
         limit_s = self.settings.time_limit_s
@@ -123,6 +127,8 @@ class _Search:
             self.add(genes, self.problem.costs_of(genes))
             if solution.bound_s is not None:
                 self.bound_s = max(self.bound_s or 0.0, solution.bound_s)
+            else:
+                self.answers.append(genes[0])
         self._add_repaired()
         self._add_lowest()
 
@@ -260,7 +266,7 @@ class _Search:
         return self.bound_s is not None and self.costs[0] <= self.bound_s * (1.0 + 1e-9)
 
     def finish(self) -> Solution:
-        return make_solution(
+        solution = make_solution(
             self.problem,
             self.pool[0],
             self.settings.name,
@@ -268,3 +274,17 @@ class _Search:
             is_optimal=self._is_proven(),
             evaluations=self.evaluations,
         )
+        return dataclasses.replace(solution, rival=self._find_rival())
+
+    def _find_rival(self) -> dict[str, Decision] | None:
+        """The fastest answer of another planner, if it is another one and hardly slower."""
+        if not self.answers:
+            return None
+        answers = np.array(self.answers)
+        costs = self.problem.costs_of(answers)
+        at = int(costs.argmin())
+        actions = self.problem.options.actions
+        is_same = (actions[answers[at]] == actions[self.pool[0]]).all()
+        if is_same or costs[at] > _RIVAL * self.costs[0]:
+            return None
+        return self.problem.decide(answers[at])
