@@ -27,6 +27,7 @@ from jaxswap._terminal import shown_progress
 from jaxswap._units import format_bytes
 from jaxswap.model.device import Device, Progress
 from jaxswap.model.presets import find_device
+from jaxswap.model.simulate import forecast_kept
 from jaxswap.plan import batch
 from jaxswap.plan.base import Solution, find_planner, run_planner
 from jaxswap.plan.budget import DEFAULT_SHARE, Budget, parse_budget
@@ -164,11 +165,14 @@ class _Search:
         rates = [t.recompute_s / t.kept_bytes for t in tracks if t.recompute_s and t.kept_bytes]
         seconds = problem.timeline.op_s + problem.timeline.implicit_s
         updates = [s for op, s in zip(program.ops, seconds, strict=True) if op.phase == "update"]
+        kept = forecast_kept(program, problem.timeline)
         self.samples[size] = batch.Sample(
             peak_bytes=problem.baseline.peak_bytes,
             step_s=problem.baseline.step_s,
             update_s=float(sum(updates)),
             again_s_per_byte=min(rates, default=0.0),
+            kept_bytes=min(kept.peak_bytes, problem.baseline.peak_bytes),
+            kept_s=min(kept.step_s, problem.baseline.step_s),
         )
         return problem
 

@@ -190,6 +190,13 @@ def varying_axes(aval: Any) -> frozenset:
     return getattr(getattr(aval, "mat", None), "varying", frozenset())
 
 
+def is_placed_freely(aval: Any) -> bool:
+    """Whether it is XLA's to say where on a mesh an array is, if it is on one."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    is_auto = mesh is None or mesh.empty or mesh.are_all_axes_auto
+    return is_auto and not varying_axes(aval)
+
+
 def called_jaxpr(eqn: Any, *, is_differentiated: bool = False) -> Any | None:
     """The `ClosedJaxpr` of a call that says nothing about where its arrays are, else None.
 

@@ -7,8 +7,9 @@ has too much, the next plan aims lower by (where it is little, another one, and 
 more values gone), unless it is faster to let the step wait for each of its copies, which takes less
 memory; what it leaves free, one more may have. XLA orders copies in
 its own way, and not all overlap as forecast: a plan without copies comes first, where one fits, and
-those that trust the link, little or fully, have to promise more. Of all that fit, the fastest by
-replay is the answer. To compile takes longer than all the rest, so that what promises little is
+those that trust the link, little or fully, have to promise more. Where another planner's answer
+(the *rival*) is forecast to be hardly slower, it is compiled as well. Of all that fit, the fastest
+by replay is the answer. To compile takes longer than all the rest, so that what promises little is
 left out. Without copies, what no decision is about is compiled both ways, left as written and made
 again on demand, as the forecast has it: which is faster, and how much larger the first is, depends
 on what XLA makes of it.

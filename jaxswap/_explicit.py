@@ -77,7 +77,8 @@ def checkpoint(
         When things happen is not pinned: XLA may start a reload early, end an offload late, or
         put off weight gradients, and memory is what it makes of it. The plan's forecast, its
         windows and its reload distances hold for `jaxswap.apply` and `swap_offload`, which do
-        better; a plan made here for a budget is not confirmed by the compiler.
+        better; a plan made here for a budget is not confirmed by the compiler. Gradients that XLA
+        scatters, of labels and of max-poolings, stay so, though the forecast is without them.
         What a branch or a custom derivative saves inside is recomputed, whatever was decided.
         JAX 0.10 cannot take the gradient of a gradient through an offload: what was to be
         offloaded is recomputed there. A `jit` around the inner gradient alone hides the outer one,

@@ -30,6 +30,8 @@ def sample(size, *, per_sample=2**28, base=2**30, again=1e-10):
         step_s=0.01 + 0.002 * size,
         update_s=0.005,
         again_s_per_byte=again,
+        kept_bytes=base + per_sample * size,
+        kept_s=0.01 + 0.002 * size,
     )
 
 

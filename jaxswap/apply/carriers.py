@@ -3,8 +3,7 @@
 Input: a variable that an op reads, and the equations that made it. Output: where to tie it.
 A barrier keeps what it ties in memory, in one layout, and apart from what is on its other
 side. XLA reads views (a transpose, a slice, a change of dtype) as part of the op behind
-them: the tie goes in front of the views, and the views are made again behind it. Elementwise
-ops fuse into what reads them as well, if nothing wants their result in memory. And some results
+them: the tie goes in front of the views, and the views are made again behind it. Some results
 XLA computes larger than they are, and cuts them to size as they are read: no tie there either.
 """
 

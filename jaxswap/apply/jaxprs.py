@@ -118,12 +118,19 @@ def _under(eqn: Eqn, stack: Any) -> Eqn:
 def trace_instead(eqn: Eqn, fn: Callable) -> list[Eqn] | None:
     """The equations of a function of what `eqn` reads, which make what it makes.
 
-    None where the result is not of the same type (inside `shard_map`, say).
+    None where the result is not of the same type, or where types say which part of an array is
+    on which device: inside `shard_map`, and on a mesh with explicit axes.
     """
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     closed = inline_calls(jax.make_jaxpr(fn)(*shapes))
     (result,) = eqn.outvars
-    if closed.consts or [v.aval for v in closed.jaxpr.outvars] != [result.aval]:
+    is_free = all(_compat.is_placed_freely(v.aval) for v in (*eqn.invars, result))
+    type_of = lambda v: (v.aval.shape, v.aval.dtype, v.aval.weak_type)
+    if (
+        closed.consts
+        or not is_free
+        or list(map(type_of, closed.jaxpr.outvars)) != [type_of(result)]
+    ):
         return None
     _, invars, eqns, (out,) = rename_jaxpr(closed)
     env: Env = dict(zip(invars, eqn.invars, strict=True)) | {out: result}

@@ -19,11 +19,7 @@ from typing import Any
 
 from jaxswap import _compat
 from jaxswap.apply import jaxprs
-from jaxswap.apply.carriers import (
-    find_in_memory,
-    find_source,
-    is_cut_to_size,
-)
+from jaxswap.apply.carriers import find_in_memory, find_source, is_cut_to_size
 from jaxswap.apply.heavy import is_heavy
 from jaxswap.apply.jaxprs import Atom, Env, Eqn, Var, jx
 from jaxswap.apply.pin import is_barrier, new_pin, new_twin

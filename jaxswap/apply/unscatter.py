@@ -57,6 +57,7 @@ def _find_rewrite(eqn: Eqn, makers: Makers) -> Rewrite | None:
         return lambda *operands: differentiate_pool(*operands, **eqn.params)
     if eqn.primitive is jx.primitives.scatter_add_p and _adds_one_per_row(eqn, makers):
         shape = eqn.outvars[0].aval.shape
+        # What is not met is zero by itself.
         return lambda _, *operands: select_scattered_p.bind(*operands, shape=shape, **eqn.params)
     return None
 
@@ -113,9 +114,9 @@ def _select_scattered(
         return jnp.transpose(by_row, order).reshape(spread_shape)
 
     index = spread(indices)
-    index = index.astype(jnp.promote_types(index.dtype, jnp.int32))  # which any length is within
     if mode == jax.lax.GatherScatterMode.CLIP:
-        index = jnp.clip(index, 0, shape[axis] - 1)
+        index = jnp.clip(index, 0, min(shape[axis] - 1, jnp.iinfo(index.dtype).max))
+    index = index.astype(jnp.promote_types(index.dtype, jnp.int32))  # which any length is within
     at = jax.lax.broadcasted_iota(index.dtype, shape, axis)
     return jnp.where(at == index, spread(updates), jnp.zeros((), updates.dtype))
 

@@ -26,7 +26,10 @@ _CHUNK_ELEMENTS = 12_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecasts:
-    """A figure per plan, each an array. See `Forecast` for what they mean."""
+    """A figure per plan, each an array. See `Forecast` for what they mean.
+
+    `peak_op` is of the program's own ops, of a plan that keeps everything as well.
+    """
 
     peak_bytes: Ints
     step_s: Floats
@@ -129,7 +132,7 @@ def _simulate_chunk(timeline: Timeline, actions: Ints, windows: Ints, aheads: In
         kept = np.full((len(timeline.written.tracks), 1), KEEP)
         written = _simulate_chunk(timeline.written, kept, np.ones_like(kept), np.zeros_like(kept))
         peak_bytes[is_empty], step_s[is_empty] = written.peak_bytes, written.step_s
-        busy_s[is_empty], peak_op[is_empty] = written.step_s, written.peak_op
+        busy_s[is_empty] = written.step_s
     return Forecasts(
         peak_bytes=peak_bytes,
         step_s=step_s,

@@ -57,7 +57,8 @@ class Forecast:
         offload_bytes: what one step copies to the host, and back again.
         recompute_s: seconds of kernels that run a second time.
         stall_s: seconds in which the device waits for copies.
-        peak_op: the first op at which the peak is reached.
+        peak_op: the first op at which the peak is reached; of `Program.written`, if there is one
+            and the step is unplanned.
         bytes_at: device bytes at every op; not stored with a plan, and not compared.
         stays: candidates that stay although decided otherwise: wanted before they would
             have left, or the decision is not possible for them.
@@ -74,6 +75,11 @@ class Forecast:
     bytes_at: tuple[int, ...] = field(default=(), compare=False, repr=False)
     stays: tuple[str, ...] = ()
     baseline: "Forecast | None" = None
+
+    @property
+    def is_unplanned(self) -> bool:
+        """Whether it is that of the step as it is written."""
+        return self.baseline is None or replace(self, baseline=None) == self.baseline
 
     def fits(self, budget_bytes: int, host_budget_bytes: int | None = None) -> bool:
         """Whether it stays within the budgets at every op."""
@@ -153,7 +159,12 @@ def simulate(
 def forecast_unplanned(program: Program, timeline: Timeline) -> Forecast:
     """The forecast of the step as it is written."""
     if program.written is not None and timeline.written is not None:
-        return forecast_unplanned(program.written, timeline.written)
+        program, timeline = program.written, timeline.written
+    return forecast_kept(program, timeline)
+
+
+def forecast_kept(program: Program, timeline: Timeline) -> Forecast:
+    """The forecast of a program's own ops if everything is kept."""
     names = program.candidate_names
     return _play(as_unplanned(timeline), [KEEP] * len(names), names, program.base_bytes)
 

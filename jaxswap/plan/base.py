@@ -154,9 +154,8 @@ def run_planner(
     if time_limit_s is not None and hasattr(chosen, "time_limit_s"):
         chosen = dataclasses.replace(chosen, time_limit_s=time_limit_s)  # pyright: ignore
     if problem.num_candidates == 0:
-        floor, program = problem.baseline, problem.program
-        written = dataclasses.replace(problem, program=program.written or program)
-        message = explain_infeasible(written, chosen.name, floor)
+        floor = problem.baseline
+        message = explain_infeasible(problem, chosen.name, floor)
         raise BudgetInfeasibleError(message, floor_bytes=floor.peak_bytes)
     solution = chosen.solve(problem, np.random.default_rng(seed), progress)
     if solution.forecast.fits(problem.budget_bytes, problem.host_budget_bytes):
@@ -229,9 +228,10 @@ def explain_infeasible(problem: Problem, planner: str, floor: Forecast) -> str:
             f"{format_bytes(floor.host_bytes)} of host memory. Raise `host_budget` to that, "
             "raise `budget`, or use a smaller batch."
         )
-    where = ""
-    if problem.program.ops:
-        op = problem.program.ops[floor.peak_op]
+    where, program = "", problem.program
+    ops = (program.written or program).ops if floor.is_unplanned else program.ops
+    if ops:
+        op = ops[floor.peak_op]
         at = ", ".join(part for part in (op.label, op.source) if part)
         where = f", set by op {floor.peak_op}, `{op.name}`" + (f" ({at})" if at else "")
     host = ""

@@ -38,19 +38,24 @@ class Sample:
         step_s: seconds of a step.
         update_s: those of them after the backward pass, once per step.
         again_s_per_byte: of making the cheapest value again.
+        kept_bytes: device bytes if a plan kept everything.
+        kept_s: seconds of a step then.
     """
 
     peak_bytes: float
     step_s: float
     update_s: float
     again_s_per_byte: float
+    kept_bytes: float
+    kept_s: float
 
 
 def predict_samples(known: Mapping[int, Sample], sizes: Iterable[int]) -> dict[int, Sample]:
     """Samples for all sizes: the known ones, and straight lines through the nearest two.
 
     Example:
-        >>> line = lambda b: Sample(peak_bytes=10 * b, step_s=b, update_s=1, again_s_per_byte=1)
+        >>> line = lambda b: Sample(peak_bytes=10 * b, step_s=b, update_s=1, again_s_per_byte=1,
+        ...                         kept_bytes=9 * b, kept_s=b)
         >>> predict_samples({1: line(1), 3: line(3)}, [2])[2].peak_bytes
         20.0
     """
@@ -66,17 +71,17 @@ def predict_samples(known: Mapping[int, Sample], sizes: Iterable[int]) -> dict[i
     return found
 
 
-_FIELDS = ("peak_bytes", "step_s", "update_s", "again_s_per_byte")
+_FIELDS = ("peak_bytes", "step_s", "update_s", "again_s_per_byte", "kept_bytes", "kept_s")
 
 
 def find_min_swap_bytes(sample: Sample, budget_bytes: int) -> int:
     """The bytes that cannot be on the device at the peak: the least that has to leave it."""
-    return max(int(sample.peak_bytes) - budget_bytes, 0)
+    return max(int(sample.kept_bytes) - budget_bytes, 0)
 
 
 def find_ideal_s(sample: Sample, budget_bytes: int, device: Device) -> float:
     """The ideal of pommDNN: all that must leave is copied, entirely beside the compute."""
-    return max(sample.step_s, _copy_s(find_min_swap_bytes(sample, budget_bytes), device))
+    return max(sample.kept_s, _copy_s(find_min_swap_bytes(sample, budget_bytes), device))
 
 
 def find_bound_s(sample: Sample, budget_bytes: int, device: Device) -> float:
@@ -87,10 +92,10 @@ def find_bound_s(sample: Sample, budget_bytes: int, device: Device) -> float:
     """
     leaving = find_min_swap_bytes(sample, budget_bytes)
     copied_s = _copy_s(leaving, device)
-    if copied_s <= sample.step_s:
-        return sample.step_s
+    if copied_s <= sample.kept_s:
+        return sample.kept_s
     again_s = leaving * sample.again_s_per_byte
-    share = min((sample.step_s + again_s) / (copied_s + again_s), 1.0)
+    share = min((sample.kept_s + again_s) / (copied_s + again_s), 1.0)
     return share * copied_s
 
 

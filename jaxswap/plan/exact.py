@@ -8,7 +8,6 @@ simulator, from there and from greedy's ladder. Such an answer is proven only as
 `gap` says.
 """
 
-import dataclasses
 import itertools
 import time
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxswap.model.device import Progress
-from jaxswap.model.simulate import forecast_unplanned
+from jaxswap.model.simulate import forecast_kept
 from jaxswap.model.timeline import Ints
 from jaxswap.plan.base import Solution, make_solution
 from jaxswap.plan.greedy import build_ladder
@@ -136,8 +135,7 @@ def choose_ops(problem: Problem, max_rows: int = _MAX_ROWS) -> Ints:
     for track in problem.timeline.tracks:
         edges |= {track.kept_first, track.read_end, track.needed, track.last + 1}
     group = np.searchsorted(np.array(sorted(edges)), np.arange(problem.timeline.num_ops), "right")
-    program = dataclasses.replace(problem.program, written=None)
-    curve = np.array(forecast_unplanned(program, problem.timeline).bytes_at)
+    curve = np.array(forecast_kept(problem.program, problem.timeline).bytes_at)
     order = np.lexsort((-curve, group))
     firsts = order[np.unique(group[order], return_index=True)[1]]
     return np.sort(firsts[np.argsort(-curve[firsts], kind="stable")][:max_rows])

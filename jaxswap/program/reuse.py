@@ -8,7 +8,7 @@ write over an operand of its result's size that it is the last to read, if each 
 result needs that element of the operand and no other, and if the operand is an array of its
 own: not one of several results, and not that of a convolution, which has its workspace beside
 it. Nor is a result one that is then updated. Behind the barriers of a planned step no operand is
-an array of its own.
+an array of its own, but for logits: no barrier is between a loss and their gradient.
 """
 
 import dataclasses
@@ -24,6 +24,8 @@ _ELSEWHERE = frozenset(
      "broadcast_in_dim", "reduce_window", "reduce_window_max", "reduce_window_min",
      "reduce_window_sum", "jaxswap_find_places", "jaxswap_spread_gradient")
 )  # fmt: skip
+
+_OF_LABELS = "jaxswap_select_scattered"  # part of the gradient of a loss with labels
 
 
 def reuse_operands(
@@ -43,7 +45,11 @@ def reuse_operands(
                 alone = [v for v in dying if _is_alone(ops[values[v].producer or 0])]
                 alone = [v for v in alone if _is_in_place(graph, kernel, array_of[v])]
                 own = [v for v in op.writes if array_of[v] not in updated]
-                op = dataclasses.replace(op, reused_bytes=_count_saved(own, values, alone))
+                saved = _count_saved(own, values, alone)
+                if any(graph.nodes[n].name == _OF_LABELS for n in kernel.nodes):
+                    op = dataclasses.replace(op, scratch_bytes=op.scratch_bytes - saved)
+                else:
+                    op = dataclasses.replace(op, reused_bytes=saved)
         found.append(op)
     return found
 

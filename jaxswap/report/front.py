@@ -46,12 +46,13 @@ def find_front(
         budget_bytes=plan.budget_bytes,
         host_budget_bytes=plan.host_budget_bytes,
     )
-    written = plan.forecast.baseline or problem.baseline
-    points = [_point("as written", written, kind="written")]
+    unplanned = plan.forecast.baseline or problem.baseline
+    points = [_point("as written", unplanned, kind="written")]
     if program.candidates:
         if num_budgets and len(program.ops) * len(program.candidates) <= _MAX_WORK:
             points += _plan_budgets(problem, num_budgets)
-        points += forecast_policies(program, problem.timeline)
+        written = problem.timeline.written  # which a policy leaves as it is
+        points += forecast_policies(program.written or program, written or problem.timeline)
     return (*points, _point("this plan", plan.forecast, kind="chosen"))
 
 
