@@ -103,9 +103,7 @@ TEXTS = {
 Device GB are XLA's buffer assignment for an H100: arguments + outputs − aliased + temporaries,
 parameters and optimizer state donated. One rule for all: every candidate that may be offloaded
 is, and whatever else the backward pass reads is made again from these. The LSTM has a vocabulary
-of 1000: with 10 000, as by default, its logits, not its activations, set the floor. VGG-16's
-floor is XLA's gradient of the first max-pool: its operand (3.3 GB), the gradient that comes in,
-and for every window the largest value and where it is, an array (0.8 GB) per dimension.""",
+of 1000: with 10 000, as by default, its logits, not its activations, set the floor.""",
     "pins": """## Time: the order pinned, everything kept
 
 Replayed compute time (the step without its stalls) on an H100; at most 3 % more is allowed. VGG-16

@@ -137,7 +137,7 @@ def test_a_softmax_that_is_recomputed_keeps_its_form():
         assert [v.val for v in eqn.invars if isinstance(v, jx.Literal)] == [-np.inf]
 
 
-def test_numbers_of_the_backward_pass_are_tied_to_nothing_without_pools():
+def test_numbers_of_the_backward_pass_are_tied_to_nothing():
     """A tie would fix the layout of a matrix product's result, for no use."""
 
     def loss(w, x):
