@@ -84,9 +84,9 @@ quarter of an octave below what is forecast to fit: larger ones may. Plans are t
 which near the floor has little to choose. A batch this large is possible, and often not the
 fastest ([batch size](batch.md)). `deep-gpt` is GPT-2-small in a `scan`, with a batch of 16.
 
-Where a batch grows by less than 3, one op sets the floor: in VGG-16 and U-Net the gradient of max
-pooling, which XLA expands, in GPT-2-small, the LSTM and the MoE the logits, and what the loss
-makes of them, in f32.
+Where a batch grows by less than 3, one op sets the floor: in VGG-16 and U-Net what the first layers
+make in their full resolution, with its gradient and what that is made of, in the LSTM and the MoE
+the logits and their gradient.
 """
 
 
